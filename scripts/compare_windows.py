@@ -39,8 +39,7 @@ from robopolicy.world_models.models.dynamics import History
 from robopolicy.world_models.models.trajectories import Trajectories, load_trajectories
 from robopolicy.world_models.models.windows import Window
 from robopolicy.world_models.models.world import World, load_world
-from robopolicy.world_models.training.data import split, take
-from robopolicy.world_models.training.fit_trajectories import load_states
+from robopolicy.world_models.training.data import load_source, split, take
 from robopolicy.world_models.training.synthetic import check_belongs, check_policy, frames_of, guide_of
 
 STEPS = (1, 5, 10, 20)
@@ -178,7 +177,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=100)
     given = parser.parse_args()
     torch.set_num_threads(1)
-    episodes = load_states(given.dataset, "--dataset")
+    episodes = load_source(given.dataset, "--dataset")
     held = take(episodes, ~split(episodes, given.holdout)[0])
     env = build(task_node(given.task), "task", num_envs=given.count, seed=0)
     for row in compare(

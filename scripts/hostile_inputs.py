@@ -42,7 +42,7 @@ from robopolicy.real.datasets.converted import UnusableError
 from robopolicy.real.deploy.deploy_config import DeployConfig
 from robopolicy.real.deploy.deployment import prepare
 from robopolicy.real.planning.server import PolicyServer
-from robopolicy.real.planning.wire_messages import PROTOCOL, decode
+from robopolicy.real.planning.wire import PROTOCOL, decode
 from robopolicy.real.recording.recorder import PolicyJournal, RecordedChain, Recorder
 from robopolicy.real.recording.recording import read
 from robopolicy.real.recording.records import describe

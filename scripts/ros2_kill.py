@@ -124,7 +124,7 @@ def trial(zygote: subprocess.Popen[str], kind: str, number: int) -> dict[str, ob
             try:
                 operator.wait(lambda: all(operator.heard.values()), 60.0, "both nodes")
                 operator.transition("configure")
-                operator.reset_arm(number)
+                operator.begin_episode(number)
                 operator.points.clear()
                 operator.last = operator.told = -1
                 activate(operator, patience=20.0)

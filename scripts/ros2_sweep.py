@@ -121,7 +121,7 @@ def main() -> None:
 
     wiring = load_wiring(sys.argv[1] if len(sys.argv) > 1 else WIRING)
     chain, home = SweepRuntime(wiring).chain(), np.array(limits().data["home"])
-    chain.limiter.reset(home[None])  # compiles
+    chain.limiter.start(home[None])  # compiles
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     print("ready", flush=True)
     while line := sys.stdin.readline():

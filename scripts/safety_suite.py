@@ -55,7 +55,7 @@ def attack(robot: str, *, seed: int, arms: int, ticks: int, projection: bool) ->
     """One piece: `arms` × `ticks` commands. Counts of violations and of what was done."""
     profile = load_profile(robot, tcp_speed=0.8, workspace=Box((-0.9, -0.9, -0.2), (0.9, 0.9, 1.3)), **SCENE)
     limiter = CommandLimiter(profile, arms, dt=DT, projection=project if projection else None)
-    limiter.reset(np.tile(profile.data["home"], (arms, 1)))
+    limiter.start(np.tile(profile.data["home"], (arms, 1)))
     recent, violations = list(limiter.c.transpose(1, 0, 2)[-4:]), dict[str, int]()
     begin, cpu = perf_counter(), process_time()
     braking, moved, poses = 0.0, 0.0, 0

@@ -103,7 +103,7 @@ def press(robot: str, kind: str, count: int, ticks: int, poses: int) -> list[Evi
     begin, profile = process_time(), profile_for(robot, kind)
     targets = forbidden(profile, kind, count, seed=0)
     limiter = CommandLimiter(profile, count, dt=DT)
-    limiter.reset(np.tile(profile.data["home"], (count, 1)))
+    limiter.start(np.tile(profile.data["home"], (count, 1)))
     out = list(limiter.c.transpose(1, 0, 2)[-4:])
     for _ in range(ticks):
         verdict = limiter.filter(targets)

@@ -59,7 +59,7 @@ def waypoints(profile: Profile, arms: int, ticks: int, seed: int) -> Iterator[np
 def collect(profile: Profile, arms: int, ticks: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
     """Features [M 3n] and labels [M] of arms that are driven about."""
     limiter = CommandLimiter(profile, arms, dt=DT, projection=None)
-    limiter.reset(np.tile(profile.data["home"], (arms, 1)))
+    limiter.start(np.tile(profile.data["home"], (arms, 1)))
     quarter = arms // 4
     streams = zip(
         waypoints(profile, arms - quarter, ticks, seed), adversary(profile, quarter, ticks, seed), strict=True

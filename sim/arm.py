@@ -95,7 +95,7 @@ def _finger(name: str, side: int) -> str:
       </body>"""
 
 
-def arm_xml(*, tool: str = "", base_pos: tuple[float, float, float] = (0.0, 0.0, 0.0)) -> str:
+def arm_xml(*, tool: str = "") -> str:
     """Return the arm's body tree for `<worldbody>`. `tool`: MJCF inside the hand's body (a held peg, a stick)."""
     quat = _numbers((np.cos(HAND_YAW / 2), 0, 0, np.sin(HAND_YAW / 2)))
     hand = f"""
@@ -122,7 +122,7 @@ def arm_xml(*, tool: str = "", base_pos: tuple[float, float, float] = (0.0, 0.0,
             rgba="{colour}"/>{inner}
     </body>"""
     return f"""
-    <body name="base" pos="{_numbers(base_pos)}">
+    <body name="base" pos="0 0 0">
       <geom name="base" type="capsule" fromto="0 0 0.05 0 0 0.19" size="0.075" contype="0" conaffinity="0"
             rgba="{_WHITE}"/>{inner}
     </body>"""

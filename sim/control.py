@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,38 +18,23 @@ JointFilter = Callable[[Array], Array]  # joint targets [N 7] rad -> permitted j
 
 GRIPPER_MEANING = "absolute target opening: -1 closed, +1 open (0.08 m between the pads), linear between"
 STEP_M, STEP_RAD = 0.02, 0.12  # a full action's translation per axis and yaw, per control step
+YAW_LIMIT = 1.7  # rad, of the commanded pose, either way
 LAG_M, LAG_RAD = 0.05, 0.3  # the commanded pose stays this close to the measured one, so it cannot wind up
 
 
-class Controller(Protocol):
-    """Commanded state of N arms. `pos`, `yaw`, `grip` and `q` are arrays over N that resume restores."""
+class Controller:
+    """Base class: commanded state of N arms. `pos`, `yaw`, `grip` and `q` are arrays over N that resume restores."""
 
     spec: ActionSpec
-    pos: Array  # [N 3] m, commanded TCP
-    yaw: Array  # [N] rad
-    grip: Array  # [N] in [-1, 1]
-    q: Array  # [N 7] rad, commanded joints
-
-    joint_filter: JointFilter | None
     redirected: NDArray[np.bool_]  # [N] the last command differs from the requested one
     intervened: NDArray[np.bool_]  # [N] the filter says that it had to step in; without a say, as `redirected`
 
-    def reset(self, rows: NDArray[np.int64], qpos: Array, frame: Frame) -> None: ...
-    def follow(self, frame: Frame) -> None: ...
-    def command(self, action: Array, tcp: Array, yaw: Array) -> Array: ...
-    def state_dict(self) -> dict[str, Any]: ...
-    def load_state_dict(self, state: dict[str, Any]) -> None: ...
-
-
-class _Base:
-    spec: ActionSpec
-
     def __init__(self, num_envs: int, *, dt: float, joint_filter: JointFilter | None) -> None:
         self.dt, self.joint_filter = dt, joint_filter
-        self.pos: Array = np.zeros((num_envs, 3))
-        self.yaw: Array = np.zeros(num_envs)
-        self.grip: Array = np.ones(num_envs)
-        self.q = np.tile(HOME, (num_envs, 1))
+        self.pos: Array = np.zeros((num_envs, 3))  # m, commanded TCP
+        self.yaw: Array = np.zeros(num_envs)  # rad
+        self.grip: Array = np.ones(num_envs)  # in [-1, 1]
+        self.q = np.tile(HOME, (num_envs, 1))  # [N 7] rad, commanded joints
         self.redirected, self.intervened = np.zeros((2, num_envs), dtype=bool)
         self.frame: Frame | None = None  # of the commanded joints
         self._ctrl = np.empty((num_envs, ARM_DOF + 2))
@@ -77,6 +62,10 @@ class _Base:
         if self.redirected.any():
             rows = self.redirected
             self.pos[rows], self.yaw[rows] = frame.pos[rows], yaw_of(frame)[rows]
+
+    def command(self, action: Array, tcp: Array, yaw: Array) -> Array:
+        """Return servo targets [N 9] for clamped `action` [N Da], measured `tcp` [N 3] m and `yaw` [N] rad."""
+        raise NotImplementedError
 
     def _joints(self, wanted: Array) -> Array:
         """Pass joint targets through the filter; [N 9] servo targets."""
@@ -112,7 +101,7 @@ class _Base:
             load(kept)
 
 
-class DeltaPose(_Base):
+class DeltaPose(Controller):
     """[dx, dy, dz, dyaw, gripper]: increments of the *commanded* pose of a gripper that points down.
 
     The commanded pose stays inside the task's workspace box and within LAG_M, LAG_RAD of the measured pose. `speed`:
@@ -126,14 +115,12 @@ class DeltaPose(_Base):
         dt: float,
         joint_filter: JointFilter | None = None,
         workspace: tuple[tuple[float, float, float], tuple[float, float, float]],
-        yaw_limit: float = 1.7,
         speed: float = 1.0,
     ) -> None:
         super().__init__(num_envs, dt=dt, joint_filter=joint_filter)
         scale = speed * dt / 0.05  # the same speed limits at any control rate
         self.lag_m, self.lag_rad = speed * LAG_M, speed * LAG_RAD
         self.low, self.high = (np.array(b, dtype=np.float64) for b in workspace)
-        self.yaw_limit = yaw_limit
         limit = (*(STEP_M * scale,) * 3, STEP_RAD * scale, 1.0)
         self.spec = ActionSpec(
             names=("dx", "dy", "dz", "dyaw", "gripper"),
@@ -149,17 +136,16 @@ class DeltaPose(_Base):
         )
 
     def command(self, action: Array, tcp: Array, yaw: Array) -> Array:
-        """Servo targets [N 9] for clamped `action` [N 5], measured `tcp` [N 3] m and `yaw` [N] rad."""
         pos = np.clip(self.pos + action[:, :3], tcp - self.lag_m, tcp + self.lag_m)
         self.pos = np.clip(pos, self.low, self.high)
         angle = np.clip(self.yaw + action[:, 3], yaw - self.lag_rad, yaw + self.lag_rad)
-        self.yaw = np.clip(angle, -self.yaw_limit, self.yaw_limit)
+        self.yaw = np.clip(angle, -YAW_LIMIT, YAW_LIMIT)
         self.grip = action[:, 4].copy()
         assert self.frame is not None
         return self._joints(ik_step(self.q, self.frame, self.pos, self.yaw, dt=self.dt))
 
 
-class JointPosition(_Base):
+class JointPosition(Controller):
     """[q1..q7, gripper]: absolute joint targets in rad."""
 
     def __init__(self, num_envs: int, *, dt: float, joint_filter: JointFilter | None = None, **_: Any) -> None:
@@ -178,8 +164,6 @@ class JointPosition(_Base):
         )
 
     def command(self, action: Array, tcp: Array, yaw: Array) -> Array:
-        """Servo targets [N 9] for clamped `action` [N 8]."""
-        del tcp, yaw
         self.grip = action[:, ARM_DOF].copy()
         return self._joints(action[:, :ARM_DOF].copy())
 

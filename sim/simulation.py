@@ -93,7 +93,8 @@ class Simulation:
         self._late: Array = np.zeros((n, depth, self.controller.spec.dim))  # delayed actions, newest first
         self._potential: Array = np.zeros(n)  # Φ of the state as it is, for reward="shaped"
         self._requested: NDArray[np.bool_] | None = None  # [N] see `request_images`; None: all
-        self._low, self._high = (torch.tensor(b, dtype=torch.float32) for b in self._limits())
+        limits = (self.controller.spec.low, self.controller.spec.high)
+        self._low, self._high = (torch.tensor(b, dtype=torch.float32) for b in limits)
 
         self._reset_rows(np.arange(n))  # the layout follows from a first observation; the stream starts over below
         self.layout = StateLayout.of(self._groups(self._scene()))
@@ -108,9 +109,6 @@ class Simulation:
         """Store the potential from which the next steps of `rows` start."""
         if self.reward == "shaped":
             self._potential[rows] = self.task.dense(self.at, self._scene(rows))
-
-    def _limits(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
-        return self.controller.spec.low, self.controller.spec.high
 
     def _named(self, numbers: Array) -> dict[str, Array]:
         return {name: numbers[:, k] for k, name in enumerate(self.draw_names)}

@@ -7,28 +7,21 @@ from collections import Counter
 from collections.abc import Callable
 
 import numpy as np
-from numpy.typing import NDArray
 
-from robopolicy.real.control.interfaces import Journal, Operator
 from robopolicy.real.control.joints import ActionDecoder, ChunkBuffer, Delays
 from robopolicy.real.control.observation_history import ObservationHistory, Observe
-from robopolicy.real.control.plan_requests import PlanRequests
+from robopolicy.real.control.plan_requests import Journal, PlanRequests
 from robopolicy.real.control.robots import Robot, State
 from robopolicy.real.control.trajectory_spline import follow, steps_behind
 from robopolicy.real.planning.planner import Runner
 from robopolicy.real.safety import Decision, Mode, SafetyChain, SafetyError
+from robopolicy.real.safety.array_ops import Array
 from robopolicy.real.safety.decision import Measured
-from robopolicy.real.teleoperation.teleoperator import Driver
+from robopolicy.real.teleoperation.teleoperator import Driver, Teleoperator
 
-Array = NDArray[np.float64]
 # The reference waits for a command that trails it: each tick for CATCH_UP of the lag, and in sum for no more than
 # MAX_WAIT of a control step.
 CATCH_UP, MAX_WAIT = 0.3, 0.2
-
-
-def _nothing(command: Array, opening: float, stop: Array) -> None:
-    """In place of a robot's `write`."""
-    del command, opening, stop
 
 
 class ControlLoop:
@@ -55,13 +48,13 @@ class ControlLoop:
     def __init__(
         self, robot: Robot, chain: SafetyChain, decoder: ActionDecoder, runner: Runner, observe: Observe,
         buffer: ChunkBuffer, *, clock: Callable[[], float], history: int = 1, lead: int = 0, shadow: bool = False,
-        early: float = 0.0, grace: float = 0.0, journal: Journal | None = None, operator: Operator | None = None,
+        early: float = 0.0, grace: float = 0.0, journal: Journal | None = None, operator: Teleoperator | None = None,
         delays: Delays | None = None, age: float = 0.0,
     ) -> None:  # fmt: skip
         if tuple(robot.joints) != chain.profile.joints:
             raise SafetyError(f"robot: joints {list(robot.joints)}, the limits are of {list(chain.profile.joints)}")
         self.robot, self.chain, self.decoder = robot, chain, decoder
-        self.write = _nothing if shadow else robot.write  # in a dry run there is no way to the arm
+        self.write = (lambda *_: None) if shadow else robot.write  # in a dry run there is no way to the arm
         self.buffer, self.clock, self.shadow = buffer, clock, shadow
         self.early, self.asked = early, False
         self.observation_history = ObservationHistory(observe, history=history, age=age)
@@ -119,16 +112,17 @@ class ControlLoop:
         if played is not None and not self.chain.heard(played):
             self.counts["lost"] += 1
         due = self.begin + self.step * self.period
-        if state is not None and np.isfinite(state.q).all():
-            self.observation_history.note(at, state)
+        readable = state if state is not None and np.isfinite(state.q).all() else None
+        if readable is not None:
+            self.observation_history.note(at, readable)
         if self.early and not self.asked and at >= due - self.early - 1e-6 and state is not None:
             reason = self.plans.collect(now)  # the next request must not wait for another control step
-            if not self.plans.waiting and np.isfinite(state.q).all():
+            if not self.plans.waiting and readable is not None:
                 reason = self._ask(now, due, due - self.early) or reason
-        if at >= due - 1e-6 and state is not None and np.isfinite(state.q).all():
+        if at >= due - 1e-6 and readable is not None:
             step, before = self.step, self.decoder.commanded
             self.wanted, self.proposed, self.limited = None, None, False
-            reason = self._control_step(state, now, due) or reason
+            reason = self._control_step(readable, now, due) or reason
             executed = self.step > step  # it was not put off
             self.counts[self.driver] += executed
             if (journal := self.plans.journal) is not None and executed:
@@ -158,7 +152,7 @@ class ControlLoop:
     def _resync(self, q: Array) -> None:
         """Let decoder and interpolation start from `q` [n]."""
         self.buffer.clear()
-        self.decoder.reset(q, self.grip)
+        self.decoder.start(q, self.grip)
         self.goal, self.resting = None, True
         self.waited = 0.0  # s, of this control step, that the reference waited for the command
         self.points, self.goal_from = np.tile(q, (4, 1)), self.clock()
@@ -191,8 +185,7 @@ class ControlLoop:
         if teleop is not None and teleop.halt:
             self.halted = teleop.halt
         if self.chain.mode >= Mode.HOLD:  # start again once the arm may move
-            self.asked = False
-            self.step = max(self.step + 1, int((now - self.begin) / self.period + 1e-6))
+            self._count_step(now)
             self.plans.discard(now)
             return ""
         reason = self.plans.collect(now) or reason
@@ -202,8 +195,7 @@ class ControlLoop:
         if self.resting and self.grace and now > due + self.chain.limiter.dt:  # nothing moves yet: put all off
             self._postpone(now - due)
             due = now
-        self.asked = False
-        self.step = max(self.step + 1, int((now - self.begin) / self.period + 1e-6))
+        self._count_step(now)
         planned = self.buffer.pop(due)
         self.proposed = None if teleop is None else planned
         action = planned if teleop is None else teleop.action
@@ -221,6 +213,11 @@ class ControlLoop:
         self.goal_from = due
         self.counts["paced"] += self.limited
         return reason
+
+    def _count_step(self, now: float) -> None:
+        """Go on to the control step of now; those that were slept through are left out."""
+        self.asked = False
+        self.step = max(self.step + 1, int((now - self.begin) / self.period + 1e-6))
 
     def _ask(self, now: float, due: float, seen: float) -> str:
         """Observe, and request a plan for the control step at `due` s; its observation was due at `seen` s."""

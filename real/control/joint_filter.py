@@ -5,14 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from robopolicy.real.control.trajectory_spline import shape
 from robopolicy.real.safety import CommandLimiter, Profile
+from robopolicy.real.safety.array_ops import Array, Bool, Ints
 from robopolicy.sim.kinematics import forward
-
-Array = NDArray[np.float64]
-Bool = NDArray[np.bool_]
 
 
 def without(task: dict[str, Any]) -> dict[str, Any]:
@@ -40,11 +37,11 @@ class SafetyFilter:
         self.limiter: CommandLimiter | None = None
         self.intervened: Bool = np.zeros(0, dtype=bool)
 
-    def reset(self, rows: NDArray[np.int64], q: Array) -> None:
+    def reset(self, rows: Ints, q: Array) -> None:
         """Episodes begin in `rows` [M], at rest at `q` [M 7]. Of the first call `rows` are all N arms."""
         if self.limiter is None:
             self.limiter = CommandLimiter(self.profile, len(rows), dt=self.dt, projection=None)
-        self.limiter.reset(q, rows)
+        self.limiter.start(q, rows)
 
     def __call__(self, wanted: Array) -> Array:
         if self.limiter is None:

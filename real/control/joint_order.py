@@ -6,12 +6,11 @@ from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from robopolicy.core.errors import closest
+from robopolicy.real.safety.array_ops import Array, Ints
 from robopolicy.real.safety.errors import SafetyError
-
-Array = NDArray[np.float64]
 
 
 class JointOrder:
@@ -25,7 +24,7 @@ class JointOrder:
     def __init__(self, joints: Sequence[str], *, extra: Sequence[str] = ()) -> None:
         self.joints, self.extra = tuple(joints), frozenset(extra)
         self._names: tuple[str, ...] | None = None
-        self._where: NDArray[np.int64] = np.zeros(0, dtype=np.int64)
+        self._where: Ints = np.zeros(0, dtype=np.int64)
 
     def arrange(self, names: Sequence[str], values: ArrayLike) -> Array:
         """Arrange `values` [m] of `names` [m] as [n] in our order.
@@ -41,7 +40,7 @@ class JointOrder:
             self._names = tuple(names)
         return found[self._where]
 
-    def _index(self, names: tuple[str, ...]) -> NDArray[np.int64]:
+    def _index(self, names: tuple[str, ...]) -> Ints:
         foreign = [n for n in names if n not in self.joints and n not in self.extra]
         problems = [f"{n!r} comes {k} times" for n, k in Counter(names).items() if k > 1]
         problems += [f"{n!r} is missing" for n in self.joints if n not in names]

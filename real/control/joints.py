@@ -12,16 +12,14 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from robopolicy.core.errors import SpecError
 from robopolicy.core.specs import PolicySpec
 from robopolicy.real.control.trajectory_spline import shape
+from robopolicy.real.safety.array_ops import Array
 from robopolicy.real.safety.profile import Profile
 from robopolicy.sim.control import Controller
 from robopolicy.sim.kinematics import Frame, forward, yaw_of
-
-Array = NDArray[np.float64]
 
 
 class Target(NamedTuple):
@@ -58,7 +56,7 @@ class ActionDecoder:
         self.last_step: Array = np.zeros(controller.q.shape[1])  # [n] rad, of the joint targets
         self.low, self.high = np.array(controller.spec.low), np.array(controller.spec.high)
 
-    def reset(self, q: Array, opening: float) -> None:
+    def start(self, q: Array, opening: float) -> None:
         """Start from measured joints `q` [n] rad and `opening` m."""
         qpos = np.concatenate([q, [opening / 2, opening / 2]])[None]
         frame = forward(q[None])
@@ -144,7 +142,7 @@ class Delays:
         self.dt, self.first, self.most = dt, first, most
         self.recent = deque([first], maxlen=window)
 
-    def reset(self) -> None:
+    def start(self) -> None:
         """Begin an episode, independent of those before."""
         self.recent = deque([self.first], maxlen=self.recent.maxlen)
 

@@ -3,12 +3,38 @@
 from __future__ import annotations
 
 from collections import Counter
+from typing import Protocol
 
 from robopolicy.core.errors import SpecError
-from robopolicy.real.control.interfaces import Journal
-from robopolicy.real.control.joints import ChunkBuffer, Delays
+from robopolicy.core.types import Obs
+from robopolicy.real.control.joints import ChunkBuffer, Commanded, Delays
 from robopolicy.real.control.observation_history import ObservationHistory
 from robopolicy.real.planning.planner import PlanningError, Runner
+from robopolicy.real.safety.array_ops import Array
+from robopolicy.real.teleoperation.teleoperator import Driver
+
+
+class Journal(Protocol):
+    """Record events at the policy's rate."""
+
+    def step(
+        self, now: float, step: int, obs: Obs, before: Commanded, action: Array | None, limited: bool,
+        driver: Driver = "policy", proposed: Array | None = None,
+    ) -> None:  # fmt: skip
+        """Record a control step.
+
+        Args:
+            obs: [1 …] of the step.
+            before: the commanded pose before it.
+            action: [Da], if there was one.
+            driver: whose action it was.
+            proposed: [Da] the policy's action, where another drove.
+        """
+        ...
+
+    def chunk(self, now: float, chunk: Array, observed: float, refused: str) -> None:
+        """Record a chunk [Ta Da] that was planned from an observation at `observed` s."""
+        ...
 
 
 class PlanRequests:
@@ -35,7 +61,7 @@ class PlanRequests:
         self.runner.reset(seed)
         self.seed, self.first, self.waiting = seed, now, False
         if self.delays is not None:
-            self.delays.reset()
+            self.delays.start()
 
     def drop(self) -> None:
         """Drop all plans: they belong to another motion."""

@@ -10,15 +10,13 @@ from typing import Protocol
 
 import mujoco
 import numpy as np
-from numpy.typing import NDArray
 
+from robopolicy.real.safety.array_ops import Array
 from robopolicy.real.safety.motion import upsample
 from robopolicy.real.safety.profile import Profile
 from robopolicy.sim.arm import ARM_DOF, FINGER_STROKE, SERVO_LAG
 from robopolicy.sim.engine import compile_model
 from robopolicy.sim.tasks.base import Task
-
-Array = NDArray[np.float64]
 
 RATES = ("velocity", "acceleration", "jerk")
 LOST_IN_A_ROW = 20  # packets, after which the maker's arm stops (libfranka: communication_constraints_violation)

@@ -10,11 +10,9 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from robopolicy.real.safety.array_ops import Array, Bool
 from robopolicy.real.safety.profile import Profile
-
-Array = NDArray[np.float64]
 
 SPEED, ACCELERATION = 0.9, 0.95  # of the limits: the rest is for the margins of the certificate
 TOOL = 0.7  # of its speed limit: in a stop the joints do not slow down alike, and terms that cancelled add up
@@ -24,7 +22,7 @@ class Shaped(NamedTuple):
     """A step of the joint targets."""
 
     step: Array  # [… n] rad
-    limited: NDArray[np.bool_]  # […] it is not the one that was wanted
+    limited: Bool  # […] it is not the one that was wanted
 
 
 def shape(wanted: Array, last: Array, jac: Array, profile: Profile, dt: float) -> Shaped:

@@ -26,7 +26,7 @@ from robopolicy.datasets.hdf5.convert import convert_hdf5, find_hdf5
 from robopolicy.datasets.hdf5.options import Hdf5Options
 from robopolicy.datasets.lerobot_writer import DatasetWriter
 from robopolicy.real.datasets.bag_options import BagOptions
-from robopolicy.real.datasets.converted import Converted, UnusableError
+from robopolicy.real.datasets.converted import Converted, UnusableError, add_episode
 from robopolicy.real.datasets.recorded_header import check_same, observation_of, policy_of, seed_of
 from robopolicy.real.recording.recording import Recording, read
 from robopolicy.real.safety import Mode
@@ -34,6 +34,7 @@ from robopolicy.sim.arm import FINGER_STROKE
 
 Array = NDArray[np.float64]
 DRIVERS = ("policy", "human", "rewind")
+MARKS = ("intervention", "policy_action", "driver")
 
 
 class Frames(NamedTuple):
@@ -98,17 +99,13 @@ def _convert_ours(recording: Path, paths: list[Path], out: Path, *, only_success
     """See `convert`; `paths`: files of ours in, or at, `recording`."""
     first = read(paths[0]).header
     spec, observation = policy_of(first), observation_of(first)
-    action = spec.action
-    left_out: dict[str, str] = {}
+    action, left_out = spec.action, dict[str, str]()
     frames = interventions = 0
+    marks = (Feature((), "bool"), Feature((action.dim,), names=action.names), Feature((), "int64"))
     with DatasetWriter(
         out, observation=observation, action=action, dt=spec.dt, tasks=spec.tasks,
         provenance={k: first.get(k) for k in ("robopolicy", "digest", "task", "task_digest", "policy_id")},
-        marks={
-            "intervention": Feature((), "bool"), "policy_action": Feature((action.dim,), names=action.names),
-            "driver": Feature((), "int64"),
-        },
-        overwrite=overwrite,
+        marks=dict(zip(MARKS, marks, strict=True)), overwrite=overwrite,
     ) as writer:  # fmt: skip
         for path in paths:
             found = read(path)
@@ -121,27 +118,20 @@ def _convert_ours(recording: Path, paths: list[Path], out: Path, *, only_success
             if only_success and not episode.success:
                 left_out[path.name] = "no success"
                 continue
-            success = np.zeros(len(episode.action), dtype=bool)
-            success[-1] = bool(episode.success)
             task = int(episode.obs[TASK][0]) if TASK in episode.obs else 0
             if not 0 <= task < len(spec.tasks):
                 raise DataError(f"{path}: {TASK} is {task}, its policy knows {len(spec.tasks)} tasks")
-            writer.add_episode(
-                obs=episode.obs, action=episode.action, reward=success.astype(np.float32), success=success,
-                terminated=bool(episode.success), task=writer.meta.tasks[task], seed=seed_of(found.header),
-                marks={
-                    "intervention": episode.intervention, "policy_action": episode.policy_action,
-                    "driver": episode.driver,
-                },
+            add_episode(
+                writer, episode.obs, episode.action, success=bool(episode.success), task=writer.meta.tasks[task],
+                seed=seed_of(found.header), marks={name: getattr(episode, name) for name in MARKS},
             )  # fmt: skip
-            frames, interventions = frames + len(success), interventions + int(episode.intervention.sum())
+            frames, interventions = frames + len(episode.action), interventions + int(episode.intervention.sum())
         if not writer.num_episodes:
             raise DataError(f"recording={recording}: no episode to keep of {len(paths)}: {left_out}")
-    result = Converted(out, writer.num_episodes, frames, interventions, left_out)
     why = "".join(f"\n  left out {name}: {reason}" for name, reason in left_out.items())
-    print(f"{result.episodes} episodes, {frames} frames in {out}; in {interventions} frames the arm was commanded "
+    print(f"{writer.num_episodes} episodes, {frames} frames in {out}; in {interventions} frames the arm was commanded "
           f"something else than the policy asked for{why}")  # fmt: skip
-    return result
+    return Converted(out, writer.num_episodes, frames, interventions, left_out)
 
 
 def frames_of(recording: Recording) -> Frames:

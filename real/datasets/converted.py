@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
 
 from robopolicy.core.errors import DataError
+from robopolicy.datasets.lerobot_writer import DatasetWriter
 
 
 class UnusableError(DataError):
@@ -20,3 +25,14 @@ class Converted(NamedTuple):
     frames: int
     interventions: int  # frames
     left_out: dict[str, str]  # file → why
+
+
+def add_episode(
+    writer: DatasetWriter, obs: Mapping[str, NDArray[Any]], action: NDArray[np.float64], *, success: bool, **about: Any
+) -> None:
+    """Write an episode of T steps, which succeeds in its last step or not at all. `about`: see DatasetWriter."""
+    done = np.zeros(len(action), dtype=bool)
+    done[-1] = success
+    writer.add_episode(
+        obs=obs, action=action, reward=done.astype(np.float32), success=done, terminated=success, **about
+    )

@@ -32,7 +32,6 @@ class Deployment:
         config: with the task that the policy runs on.
         policy_id: name of the policy in recordings.
         seeds: of the episodes.
-        logs: folder for the output of processes; None: a temporary one.
     """
 
     config: DeployConfig
@@ -40,7 +39,6 @@ class Deployment:
     policy: Policy | RemotePlanner
     policy_id: str
     seeds: tuple[int, ...]
-    logs: Path | None = None
 
 
 def prepare(config: DeployConfig, *, seeds: Sequence[int] | None = None) -> Deployment:

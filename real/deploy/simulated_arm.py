@@ -11,7 +11,6 @@ import torch
 from robopolicy.core.types import Obs
 from robopolicy.policies.base import Policy
 from robopolicy.real.control.control_loop import ControlLoop
-from robopolicy.real.control.interfaces import Operator
 from robopolicy.real.control.joints import ActionDecoder
 from robopolicy.real.control.robots import MujocoArm, State, Trouble
 from robopolicy.real.planning.chunking import Chunking, chunking_of
@@ -21,6 +20,7 @@ from robopolicy.real.recording.recorder import PolicyJournal, Put, RecordedChain
 from robopolicy.real.recording.records import header_of
 from robopolicy.real.safety import Mode, SafetyChain, load_profile
 from robopolicy.real.safety.risk import RiskCritic
+from robopolicy.real.teleoperation.teleoperator import Teleoperator
 from robopolicy.sim.arm import FINGER_STROKE
 from robopolicy.sim.env import SimEnv
 
@@ -54,7 +54,7 @@ class SimulatedArm:
         self, env: SimEnv, policy: Policy | RemotePlanner, *, settings: Settings, latency: float = 0.0,
         trouble: Trouble | None = None, shadow: bool = False, dt: float = TICK, risk: Path | None = None,
         recorder: Recorder | None = None, facts: dict[str, Any] | None = None, put: Put | None = None,
-        operator: Operator | None = None, chunking: Chunking = "async",
+        operator: Teleoperator | None = None, chunking: Chunking = "async",
     ) -> None:  # fmt: skip
         self.env, self.dt, self.time = env, dt, 0.0
         put = put if recorder is None else recorder.put

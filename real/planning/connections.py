@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import socket
 import threading
 import time
@@ -11,7 +10,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 
-from robopolicy.real.planning.wire_messages import WireError
+from robopolicy.real.planning.wire import WireError
 
 CLIENTS, PER_PEER = 16, 8  # clients that were welcomed, in all and of one address
 WAITING = 32  # connections that have not greeted yet, or were refused and are being closed
@@ -88,13 +87,6 @@ class Connections:
                 longest.ended = f"clients: another wants the place of this one, which was idle for {IDLE:g} s or more"
                 self._all.remove(longest)
             one.welcomed, one.since = True, self.clock()
-
-    def working(self, one: Connection) -> None:
-        """It waits for an answer, and is not idle."""
-        one.since = math.inf
-
-    def answered(self, one: Connection) -> None:
-        one.since = self.clock()
 
     def leave(self, one: Connection) -> None:
         """Give its place free; until it is closed it counts among those that wait."""

@@ -1,11 +1,10 @@
 """A planner in a process of its own: a tick does not wait for the policy's bytecode, nor a plan for the ticks'.
 
-python -m robopolicy.real.planning.process_planner --checkpoint … --line <descriptor of a socket>  # ProcessPlanner does
+python -m robopolicy.real.planning.process_planner <checkpoint> <options as JSON> <descriptor of a socket>
 """
 
 from __future__ import annotations
 
-import argparse
 import ctypes
 import json
 import os
@@ -23,8 +22,7 @@ import torch
 from robopolicy.core.types import Obs
 from robopolicy.real.control.joints import Ahead
 from robopolicy.real.planning.planner import Array, PlanningError, Plans
-from robopolicy.real.planning.wire import receive, send
-from robopolicy.real.planning.wire_messages import Message, WireError, printable
+from robopolicy.real.planning.wire import Message, WireError, printable, receive, send
 
 AHEAD, LIMIT = "/ahead", 1 << 28  # name of the actions ahead, which no feature has; bytes of a message
 LOADING, PATIENCE = 120.0, 10.0  # s for a policy to be loaded, and for a plan
@@ -42,16 +40,16 @@ class ProcessPlanner:
         """`options`: arguments of `planner_of` beside the checkpoint. `command`: of the process, for tests."""
         self.line, theirs = socket.socketpair()
         with theirs:
-            run = [*(command or (sys.executable, "-m", __name__)), "--checkpoint", str(checkpoint)]
-            run += ["--options", json.dumps(options), "--line", str(theirs.fileno())]
+            run = [*(command or (sys.executable, "-m", __name__)), str(checkpoint), json.dumps(options)]
             self.process = subprocess.Popen(  # in its own POSIX session: Ctrl-C is for the node, which ends it
-                run, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, start_new_session=True
-            )
+                [*run, str(theirs.fileno())], pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL,
+                start_new_session=True,
+            )  # fmt: skip
         try:
             hurried = sys.platform == "linux" and os.sched_getscheduler(0) == os.SCHED_FIFO
             if hurried:  # loading may wait
                 os.sched_setscheduler(self.process.pid, os.SCHED_OTHER, os.sched_param(0))
-            self.history: int = self._answer("loaded", LOADING).head["history"]
+            self.history: int = self._ask(None, "loaded", patience=LOADING).head["history"]
             if hurried:  # ticks come before plans, plans before all else
                 mine = os.sched_getparam(0).sched_priority
                 os.sched_setscheduler(self.process.pid, os.SCHED_FIFO, os.sched_param(max(1, mine - 10)))
@@ -61,8 +59,7 @@ class ProcessPlanner:
 
     def reset(self, seed: int) -> None:
         """Begin an episode; its noise is keyed by `seed`."""
-        self._say({"type": "reset", "seed": seed}, {})
-        self._answer("ready", PATIENCE)
+        self._ask({"type": "reset", "seed": seed}, "ready")
 
     def plan(self, obs: Obs, step: int, ahead: Ahead | None = None) -> Array:
         """Return [Ta Da], as `robopolicy.real.planning.planner.Plans.plan`.
@@ -71,8 +68,8 @@ class ProcessPlanner:
             PlanningError: the policy failed, or its process has ended or takes longer than PATIENCE.
         """
         arrays = {k: v.numpy() for k, v in obs.items()} | ({} if ahead is None else {AHEAD: ahead.actions})
-        self._say({"type": "plan", "step": step, "delay": None if ahead is None else ahead.delay}, arrays)
-        answer = self._answer("chunk", PATIENCE)
+        asked = {"type": "plan", "step": step, "delay": None if ahead is None else ahead.delay}
+        answer = self._ask(asked, "chunk", arrays)
         if answer.head["step"] != step or "chunk" not in answer.arrays:
             raise self._gone(WireError(f"expected a chunk for step {step}, found one for {answer.head['step']}"))
         return answer.arrays["chunk"]
@@ -83,14 +80,14 @@ class ProcessPlanner:
         self.process.kill()
         self.process.wait()
 
-    def _say(self, head: dict[str, Any], arrays: dict[str, Any]) -> None:
+    def _ask(
+        self, head: dict[str, Any] | None, expected: str, arrays: dict[str, Any] | None = None,
+        *, patience: float | None = None,
+    ) -> Message:  # fmt: skip
+        patience = PATIENCE if patience is None else patience
         try:
-            send(self.line, head, arrays, timeout=PATIENCE)
-        except WireError as error:
-            raise self._gone(error) from error
-
-    def _answer(self, expected: str, patience: float) -> Message:
-        try:
+            if head is not None:
+                send(self.line, head, arrays, timeout=patience)
             answer = receive(self.line, limit=LIMIT, timeout=patience)
         except WireError as error:
             raise self._gone(error) from error
@@ -151,17 +148,13 @@ def planner_of(checkpoint: Path, *, which: str, chunking: str, latency: float) -
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--checkpoint", type=Path, required=True)
-    parser.add_argument("--options", type=json.loads, required=True)
-    parser.add_argument("--line", type=int, required=True)
-    args = parser.parse_args()
+    checkpoint, options, descriptor = sys.argv[1:]
     torch.set_num_threads(1)
     if sys.platform == "linux":  # a policy that hangs would not notice that the node is gone
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    with socket.socket(fileno=args.line) as line:
+    with socket.socket(fileno=int(descriptor)) as line:
         try:
-            planner = planner_of(args.checkpoint, **args.options)
+            planner = planner_of(Path(checkpoint), **json.loads(options))
         except Exception as error:
             send(line, _failed(error), timeout=PATIENCE)
             return

@@ -18,8 +18,7 @@ from robopolicy.policies.find import read_spec
 from robopolicy.real.control.joints import Ahead
 from robopolicy.real.planning.access_token import Token, is_loopback
 from robopolicy.real.planning.planner import PlanningError
-from robopolicy.real.planning.wire import receive, send
-from robopolicy.real.planning.wire_messages import PROTOCOL, Message, WireError, printable
+from robopolicy.real.planning.wire import PROTOCOL, Message, WireError, printable, receive, send
 from robopolicy.utils.provenance import version
 
 Array = NDArray[np.float64]
@@ -105,11 +104,8 @@ class RemotePlanner:
         chunk, found = answer.arrays.get("chunk"), answer.head["step"]
         expected = (self.spec.n_action_steps, self.spec.action.dim)
         if chunk is None or chunk.shape != expected or chunk.dtype != np.float64 or found != step:
-            self._hang_up()
             what = "none" if chunk is None else f"{chunk.dtype} {chunk.shape}"
-            raise PlanningError(
-                f"{self._name}: expected a chunk float64 {expected} for step {step}, found {what} for step {found}"
-            )
+            raise self._given_up(f"expected a chunk float64 {expected} for step {step}, found {what} for step {found}")
         return chunk
 
     def close(self) -> None:
@@ -130,16 +126,13 @@ class RemotePlanner:
             if self.tls is not None:
                 self.line = self.tls.wrap_socket(line, server_hostname=self.host)
         except (OSError, ValueError) as error:  # ValueError: a name that is none
-            self._hang_up()
-            raise PlanningError(f"{self._name}: cannot be reached: {error}") from error
+            raise self._given_up(f"cannot be reached: {error}") from error
         if self.closed:
-            self._hang_up()
-            raise PlanningError(f"{self._name}: was closed")
+            raise self._given_up("was closed")
         hello = {"type": "hello", "protocol": PROTOCOL, "robopolicy": version(), "spec": self.spec.to_json()}
         welcome = self._ask({**hello, "token": self.token}, "welcome", wait=self.connect)
         if not 1 <= welcome.head["history"] <= HISTORY:
-            self._hang_up()
-            raise PlanningError(f"{self._name}: history: expected 1 to {HISTORY}, found {welcome.head['history']}")
+            raise self._given_up(f"history: expected 1 to {HISTORY}, found {welcome.head['history']}")
         self.history, self.keys = welcome.head["history"], welcome.head["keys"]
         self.ident = printable(welcome.head["policy"])
         self.connects += 1
@@ -154,33 +147,25 @@ class RemotePlanner:
         *, wait: float | None = None,
     ) -> Message:  # fmt: skip
         if (line := self.line) is None:  # another thread closed it
-            raise PlanningError(f"{self._name}: was closed")
-        wait = self.timeout if wait is None else wait
+            raise self._given_up("was closed")
+        wait, broken = self.timeout if wait is None else wait, None
         try:
-            try:
-                send(line, head, arrays, timeout=wait)
-            except WireError:
-                if (refusal := self._last_words(line)) is None:  # it may have hung up after saying why
-                    raise
-                answer = refusal
-            else:
-                limit = 8 * self.spec.n_action_steps * self.spec.action.dim
-                answer = receive(line, limit=limit, timeout=wait)
+            send(line, head, arrays, timeout=wait)
+        except WireError as error:  # it may have hung up after saying why
+            wait, broken = self.timeout, error
+        try:
+            answer = receive(line, limit=8 * self.spec.n_action_steps * self.spec.action.dim, timeout=wait)
         except WireError as error:
-            self._hang_up()
-            raise PlanningError(f"{self._name}: {error}") from error
-        if answer.head["type"] != expected:
-            self._hang_up()
-            raise PlanningError(
-                f"{self._name} refuses: {printable(answer.head.get('reason', 'found ' + repr(answer.head['type'])))}"
-            )
+            raise self._given_up(str(broken or error)) from error
+        if broken is not None or answer.head["type"] != expected:
+            found = answer.head.get("reason", f"found {answer.head['type']!r}")
+            raise self._given_up(f"refuses: {printable(found)}")
         return answer
 
-    def _last_words(self, line: socket.socket) -> Message | None:
-        try:
-            return receive(line, limit=0, timeout=self.timeout)
-        except WireError:
-            return None
+    def _given_up(self, why: str) -> PlanningError:
+        """Hang up; `plan` connects again."""
+        self._hang_up()
+        return PlanningError(f"{self._name}: {why}")
 
     def _hang_up(self) -> None:
         line, self.line, self.failed = self.line, None, time.monotonic()

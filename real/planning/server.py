@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hmac
+import math
 import socket
 import ssl
 import threading
@@ -23,8 +24,7 @@ from robopolicy.policies.base import Policy
 from robopolicy.real.planning.access_token import Token, is_loopback
 from robopolicy.real.planning.connections import Connection, Connections, hang_up
 from robopolicy.real.planning.planner import Planner
-from robopolicy.real.planning.wire import ready, receive, send
-from robopolicy.real.planning.wire_messages import PROTOCOL, Message, WireError, printable
+from robopolicy.real.planning.wire import PROTOCOL, Message, WireError, printable, ready, receive, send
 from robopolicy.runs.checkpointer import load_policy
 from robopolicy.utils.provenance import version
 
@@ -148,14 +148,14 @@ class PolicyServer:
                 send(one.line, {"type": "ready"}, timeout=GREETING)
             elif message.head["type"] == "plan":
                 self._check_expiry()
-                self.connections.working(one)
+                one.since = math.inf  # it waits for an answer, and is not idle
                 step, obs = message.head["step"], _observation(message.arrays, needed, planner.history)
                 try:
                     with self.planning:
                         chunk = planner.plan(obs, step)
                 except Exception as error:  # a bug of the policy: the arm gets it, and holds
                     raise WireError(f"planning failed: {type(error).__name__}: {error}") from error
-                self.connections.answered(one)
+                one.since = self.connections.clock()
                 send(one.line, {"type": "chunk", "step": step}, {"chunk": chunk}, timeout=GREETING)
             else:
                 raise WireError(f"type: expected 'reset' or 'plan', found {message.head['type']!r}")
@@ -163,13 +163,11 @@ class PolicyServer:
     def _await(self, one: Connection) -> None:
         """Wait until it says something, which it need not do soon."""
         until = time.monotonic() + SILENCE
-        said = False
-        while not said:
-            said = ready(one.line, LOOK)
-            if one.ended:
-                raise WireError(one.ended)
-            if not said and time.monotonic() >= until:
+        while not ready(one.line, LOOK) and not one.ended:
+            if time.monotonic() >= until:
                 raise WireError(f"idle: nothing was said for {SILENCE:g} s")
+        if one.ended:
+            raise WireError(one.ended)
 
     def _refuse(self, one: Connection, reason: str) -> None:
         """Say why, and close."""

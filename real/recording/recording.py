@@ -4,18 +4,24 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-import numpy as np
+import pydantic
 from mcap.records import Channel, Message
-from numpy.typing import NDArray
 
 from robopolicy.core.errors import DataError
-from robopolicy.core.untrusted import parse_json
+from robopolicy.core.untrusted import checked, parse_json
 from robopolicy.real.recording.mcap_files import WHOLE, records
 from robopolicy.real.recording.recorder import FORMAT
 
-Array = NDArray[np.float64]
+Counts = dict[str, Annotated[int, pydantic.Field(ge=0, lt=2**53)]]  # messages, by topic
+
+
+class Footer(pydantic.BaseModel):
+    """Numbers at the end of a whole recording."""
+
+    messages: Counts
+    dropped: Counts
 
 
 @dataclass
@@ -72,10 +78,7 @@ def read(path: Path, *, whole: bool = True) -> Recording:
     if found.header.get("format") != FORMAT:
         raise DataError(f"{path}: format {found.header.get('format')!r}, this robopolicy reads {FORMAT}. Upgrade it.")
     if whole_footer := found.messages[-1][0] == "footer":
-        counts = ("messages", "dropped")
-        bad = [k for k in counts if not _are_counts(found.footer.get(k))]
-        if bad:
-            raise DataError(f"{path}: footer: {bad[0]}: expected numbers of messages by topic")
+        checked(Footer, found.footer, f"{path}: footer", error=DataError)
     if whole and (found.damage or not whole_footer):
         ticks = found.of("tick")
         now = ticks[-1].get("now") if ticks else None
@@ -95,7 +98,3 @@ def _content(data: bytes, whole: int) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise DataError(f"a message is a {type(found).__name__}, expected an object")
     return found
-
-
-def _are_counts(value: object) -> bool:
-    return isinstance(value, dict) and all(type(v) is int and 0 <= v < 2**53 for v in value.values())

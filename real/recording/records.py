@@ -91,9 +91,7 @@ def packed(value: NDArray[Any]) -> Any:
 
 
 def measured_record(measured: Measured | None) -> dict[str, Any]:
-    return {"q": None, "torque": None} if measured is None else {
-        "q": as_list(measured.q), "torque": as_list(measured.torque)
-    }  # fmt: skip
+    return {name: as_list(getattr(measured, name, None)) for name in ("q", "torque")}
 
 
 def as_list(value: ArrayLike | None) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import platform
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -66,41 +67,40 @@ def reproduce(recording: Recording) -> Replayed:
         DataError: the recording holds inputs that no chain can have had. SafetyError: limits that are none.
     """
     with refusing(str(recording.path), DataError):
-        return _reproduce(recording)
+        return Replayed(recording.path, len(recording.of("tick")), *_reproduce(recording))
 
 
-def _reproduce(recording: Recording) -> Replayed:
-    clock = _Clock()
-    chain, ticks, expected = rebuild(recording.header, clock), len(recording.of("tick")), Counter[str]()
-    done = 0
+def _reproduce(recording: Recording) -> tuple[int, str]:
+    """Return how many decisions were reproduced, and the difference of the next one, "" where there is none."""
+    clock, expected, done = _Clock(), Counter[str](), 0
+    chain = rebuild(recording.header, clock)
     for topic, content in recording.messages:
         if topic not in ("activate", "tick"):
             continue
         if content["n"] != expected[topic]:
-            lost = content["n"] - expected[topic]
-            return Replayed(recording.path, ticks, done, f"{lost} {topic} messages are missing: they were not written")
+            return done, f"{content['n'] - expected[topic]} {topic} messages are missing: they were not written"
         expected[topic] += 1
         if topic == "activate":
             _activate(chain, content)
             continue
         for name, value in content["events"]:
-            _happen(chain, name, value)
+            if name not in EVENTS:
+                raise DataError(f"recording: unknown event {name!r}; it is of a newer robopolicy")
+            EVENTS[name](chain, value)
         clock.late = "late" in content["reasons"]
         clock.calls = 0
         decision = decided(chain.filter(_array(content["target"]), _measured(content), content["now"],
                                         reason=content["reason"]))  # fmt: skip
         for key, value in decision.items():
             if dumps({key: value}) != dumps({key: content[key]}):
-                where = f"tick {content['n']} at {content['now']:.6f} s: "
-                differs = where + _difference(key, content[key], value, chain.profile.joints)
-                return Replayed(recording.path, ticks, done, differs + _versions(recording.header))
+                differs = _difference(key, content[key], value, chain.profile.joints) + _versions(recording.header)
+                return done, f"tick {content['n']} at {content['now']:.6f} s: {differs}"
         done += 1
     footer = recording.footer["messages"]
     for topic in ("activate", "tick"):  # lost at the end
         if footer.get(topic, 0) != expected[topic]:
-            lost = footer[topic] - expected[topic]
-            return Replayed(recording.path, ticks, done, f"{lost} {topic} messages are missing: they were not written")
-    return Replayed(recording.path, ticks, done, "")
+            return done, f"{footer[topic] - expected[topic]} {topic} messages are missing: they were not written"
+    return done, ""
 
 
 def rebuild(header: dict[str, Any], clock: _Clock | None = None) -> SafetyChain:
@@ -148,38 +148,34 @@ def _activate(chain: SafetyChain, content: dict[str, Any]) -> None:
         chain.tighten(**vars(settings))
     measured = _measured(content)
     assert measured is not None
-    if (enabled := content.get("enable", content["now"])) is not None:  # older chains fed themselves at activation
-        chain.enable(enabled)
+    if content["enable"] is not None:
+        chain.enable(content["enable"])
     chain.activate(measured, content["now"])
-    _stand(chain, content["limiter"])
+    chain.limiter.load_state_dict({k: np.array(v) for k, v in content["limiter"].items()})
     if chain.tank is not None:
         n, tank = len(chain.profile.joints), content["tank"]
         held = {k: _array(tank[k], n) for k in ("q", "torque")}
         chain.tank.load_state_dict({"energy": float(tank["energy"]), **held})
 
 
-def _stand(chain: SafetyChain, limiter: dict[str, Any]) -> None:
-    chain.limiter.load_state_dict({k: np.array(v) for k, v in limiter.items()})
+def _heard(chain: SafetyChain, value: Any) -> None:
+    played = _array(value, len(chain.profile.joints))
+    assert played is not None
+    chain.heard(played)
 
 
-def _happen(chain: SafetyChain, name: str, value: Any) -> None:
-    if name == "heard":
-        played = _array(value, len(chain.profile.joints))
-        assert played is not None
-        chain.heard(played)
-    elif name == "resume":
-        chain.load_resumed({k: np.array(v) for k, v in value.items()})
-    elif name == "feed":
-        dog, now = value
-        chain.feed(str(dog), float(now))
-    elif name == "enable":  # of recordings before 2026-11-22
-        chain.enable(float(value))
-    elif name == "fault":
-        chain.fault(str(value))
-    elif name == "tighten":
-        chain.tighten(**vars(settings_of(value)))
-    else:
-        raise DataError(f"recording: unknown event {name!r}; it is of a newer robopolicy")
+def _feed(chain: SafetyChain, value: Any) -> None:
+    dog, now = value
+    chain.feed(str(dog), float(now))
+
+
+EVENTS: dict[str, Callable[[SafetyChain, Any], object]] = {
+    "heard": _heard,
+    "resume": lambda chain, value: chain.load_resumed({k: np.array(v) for k, v in value.items()}),
+    "feed": _feed,
+    "fault": lambda chain, value: chain.fault(str(value)),
+    "tighten": lambda chain, value: chain.tighten(**vars(settings_of(value))),
+}
 
 
 def _critic(data: dict[str, Any] | None, profile: dict[str, Any]) -> RiskCritic | None:

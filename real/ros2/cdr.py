@@ -18,8 +18,7 @@ from trajectory_msgs.msg import JointTrajectory
 from robopolicy.real.control.joint_order import JointOrder
 from robopolicy.real.ros2 import messages
 from robopolicy.real.safety import SafetyError
-
-Array = NDArray[np.float64]
+from robopolicy.real.safety.array_ops import Array
 
 LITTLE_ENDIAN = b"\x00\x01\x00\x00"  # how the payload is laid out; offsets and alignment count from behind it
 STAMP = len(LITTLE_ENDIAN) + 8  # where the stamp ends
@@ -46,19 +45,13 @@ class TrajectoryBytes:
         self._point = np.dtype([("n", "<u4"), ("q", "<f8", n), *rates, ("s", "<i4"), ("ns", "<u4")])
         self._blank = np.zeros(0, self._point)
 
-    def write(self, first_ns: int, points: Array) -> bytes:
-        """Control points [K n] rad, the first due at `first_ns` of the arm's clock."""
-        rows = self._rows(len(points))
-        rows["q"] = points
-        return self._bytes(first_ns, rows)
-
-    def write_spline(self, first_ns: int, q: Array, qd: Array, qdd: Array) -> bytes:
-        """Positions, velocities and accelerations [K n], the first due at `first_ns` of the arm's clock."""
+    def write(self, first_ns: int, q: Array, qd: Array | None = None, qdd: Array | None = None) -> bytes:
+        """Control points, or positions with velocities and accelerations, [K n], the first due at `first_ns` of the
+        arm's clock."""
         rows = self._rows(len(q))
-        rows["q"], rows["v"], rows["a"] = q, qd, qdd
-        return self._bytes(first_ns, rows)
-
-    def _bytes(self, first_ns: int, rows: NDArray[np.void]) -> bytes:
+        rows["q"] = q
+        if qd is not None:
+            rows["v"], rows["a"] = qd, qdd
         body = rows.tobytes()
         stamp = (first_ns // messages.S).to_bytes(4, "little", signed=True) + _number(first_ns % messages.S)
         return b"".join(

@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections import OrderedDict
 
 import numpy as np
-from numpy.typing import NDArray
 
 from robopolicy.real.safety import SafetyChain
+from robopolicy.real.safety.array_ops import Array
 from robopolicy.real.safety.limiter_state import Past
-
-Array = NDArray[np.float64]
 
 KEPT = 256  # ticks
 

@@ -8,17 +8,8 @@ from typing import Any
 from rclpy.lifecycle import LifecycleNode
 from std_msgs.msg import Bool, Float64
 
-from robopolicy.real.ros2.action_output import ActionOutput
 from robopolicy.real.ros2.gripper import Gripper
-from robopolicy.real.ros2.outputs import (
-    NoOutput,
-    OnFailure,
-    OnMismatch,
-    Output,
-    PositionOutput,
-    TrajectoryOutput,
-    make_publisher,
-)
+from robopolicy.real.ros2.outputs import OnFailure, OnMismatch, Output, make_publisher, output_of
 from robopolicy.real.ros2.qos import bystanders, mismatches, missing
 from robopolicy.real.ros2.wiring import Topic, Wiring
 from robopolicy.real.safety import Mode
@@ -36,8 +27,8 @@ class Commands:
     def __init__(
         self, node: LifecycleNode, wiring: Wiring, *, dry_run: bool, on_mismatch: OnMismatch, on_failure: OnFailure
     ) -> None:
-        self.node, self.wiring = node, wiring
-        self.output: Output = NoOutput()
+        self.node = node
+        self.output = Output()
         self.gripper: Gripper | None = None
         self._grip: Any = None
         if dry_run:
@@ -60,40 +51,25 @@ class Commands:
 
     def problems(self) -> list[str]:
         """List why commands would not arrive, one sentence each."""
-        found, grip = self.output.problems(), self.wiring.grip
-        if self.gripper is not None and grip is not None:
-            if grip.node:
-                found += missing(self.node, "gripper", grip, other=grip.node)
+        found = self.output.problems()
+        if self.gripper is not None:
+            topic = self.gripper.topic
+            if topic.node:
+                found += missing(self.node, "gripper", topic, other=topic.node)
             else:  # it may come later, and receives the last opening then
-                found += mismatches(self.node, "gripper", grip, publishes=True)
+                found += mismatches(self.node, "gripper", topic, publishes=True)
         return found
 
     def bystanders(self) -> list[str]:
         """List nodes that subscribe to commands and cannot receive them, one sentence each."""
-        found: list[tuple[str, Topic]] = []
-        if not isinstance(self.output, NoOutput | ActionOutput):
-            found.append(("trajectory", self.wiring.output))
-        if self.gripper is not None and self.wiring.grip is not None:
-            found.append(("gripper", self.wiring.grip))
-        return [s for role, topic in found for s in bystanders(self.node, role, topic, publishes=True)]
+        grip = [] if self.gripper is None else bystanders(self.node, "gripper", self.gripper.topic, publishes=True)
+        return self.output.bystanders() + grip
 
     def close(self) -> None:
         self.output.close()
         if self._grip is not None:
             self.node.destroy_publisher(self._grip)
             self._grip = self.gripper = None
-
-
-def output_of(node: LifecycleNode, wiring: Wiring, *, on_mismatch: OnMismatch, on_failure: OnFailure) -> Output:
-    """Build the output that the wiring names.
-
-    Args:
-        on_mismatch: called when a node subscribes with a quality of service that does not fit.
-        on_failure: called with a sentence when the driver gives up.
-    """
-    if wiring.output.type == "action":
-        return ActionOutput(node, wiring, on_failure)
-    return (PositionOutput if wiring.output.type == "positions" else TrajectoryOutput)(node, wiring, on_mismatch)
 
 
 class InterventionPublisher:

@@ -5,11 +5,9 @@ from __future__ import annotations
 import math
 
 import numpy as np
-from numpy.typing import NDArray
 
 from robopolicy.real.safety import SafetyError
-
-Array = NDArray[np.float64]
+from robopolicy.real.safety.array_ops import Array
 
 ROOM = 0.02  # rad by which two states may be further apart than the joints can move
 GAP = 0.25  # s between two states, beyond which they are not compared

@@ -38,21 +38,21 @@ class Reports:
         self._last = time.monotonic()
         active = stream is not None and stream.arm.active
         values: dict[str, object] = {"state": "active" if active else "inactive", **(more or {})}
-        level = DiagnosticStatus.OK[0]
+        level = DiagnosticStatus.OK
         if stream is not None:
             values |= self._values(stream)
             mode = stream.arm.mode
             if active and mode > Mode.RUN:
-                level = DiagnosticStatus.ERROR[0] if mode is Mode.FAULT else DiagnosticStatus.WARN[0]
+                level = DiagnosticStatus.ERROR if mode is Mode.FAULT else DiagnosticStatus.WARN
                 text = text or f"{mode.name}: {values['reasons_now']}"
         if self.tick_ms:
             self.tick_ms = self.tick_ms[-RECENT:]
             recent = np.array(self.tick_ms)
             values |= {"tick_ms_p50": np.median(recent).round(3), "tick_ms_p99": np.percentile(recent, 99).round(3)}
         if text:
-            level = max(level, DiagnosticStatus.WARN[0])
-        found = messages.status(self.name, self.hardware, level, text or "ok", values)
-        self._out.publish(messages.diagnostics(time.time_ns(), found))
+            level = max(level, DiagnosticStatus.WARN)
+        found = messages.diagnostics(time.time_ns(), self.name, self.hardware, level, text or "ok", values)
+        self._out.publish(found)
 
     def _values(self, stream: TrajectoryStream) -> dict[str, object]:
         """Return the diagnostics of a stream, by key."""

@@ -7,12 +7,10 @@ import time
 from collections.abc import Callable
 from typing import Any, Self
 
-import numpy as np
 import rclpy
 from diagnostic_msgs.msg import DiagnosticArray
 from lifecycle_msgs.msg import Transition
 from lifecycle_msgs.srv import ChangeState
-from numpy.typing import NDArray
 from rcl_interfaces.srv import SetParameters
 from rclpy.experimental import EventsExecutor
 from rclpy.node import Node
@@ -26,6 +24,7 @@ from robopolicy.real.ros2.spin import start, take_priority
 from robopolicy.real.ros2.teleop_keys import Forwarder
 from robopolicy.real.ros2.wiring import Wiring
 from robopolicy.real.safety import SafetyError
+from robopolicy.real.safety.array_ops import Array
 from robopolicy.real.teleoperation.keys import Keys
 
 TIMEOUT = 120.0  # s for a service that loads a policy or compiles
@@ -59,7 +58,7 @@ class EpisodeClient(Node):
         self.create_timer(1 / enable.rate_hz, self._on_timer)
         self._change: Any = self.create_client(ChangeState, f"{node_name}/change_state")
         self._reset_fault: Any = self.create_client(Trigger, f"{node_name}/reset")
-        self._reset_arm: Any = self.create_client(Trigger, f"{sim_arm_node.NAME}/reset")
+        self._begin_episode: Any = self.create_client(Trigger, f"{sim_arm_node.NAME}/reset")
         self._set: Any = {
             n: self.create_client(SetParameters, f"{n}/set_parameters") for n in (node_name, sim_arm_node.NAME)
         }
@@ -85,22 +84,18 @@ class EpisodeClient(Node):
         Raises:
             SafetyError: refused; with the node's reason.
         """
-        known = {
-            "configure": Transition.TRANSITION_CONFIGURE, "activate": Transition.TRANSITION_ACTIVATE,
-            "deactivate": Transition.TRANSITION_DEACTIVATE, "cleanup": Transition.TRANSITION_CLEANUP,
-        }  # fmt: skip
-        before = self.heard[self.node_name]
-        answer = self._call(self._change, ChangeState.Request(transition=Transition(id=known[name])))
+        before, wanted = self.heard[self.node_name], Transition(id=getattr(Transition, f"TRANSITION_{name.upper()}"))
+        answer = self._call(self._change, ChangeState.Request(transition=wanted))
         self.wait(lambda: self.heard[self.node_name] > before + 1, 20.0, "diagnostics of the policy node")
         if not answer.success:
             why = self.status[self.node_name]["message"]
             raise SafetyError(why if why != "ok" else f"{name}: not possible in the state in which the node is")
 
-    def reset_arm(self, seed: int) -> None:
+    def begin_episode(self, seed: int) -> None:
         """Begin the simulated episode of test seed `seed`, for both nodes."""
         for name in self._set:
             self.set(name, seed=seed)
-        if not (answer := self._call(self._reset_arm, Trigger.Request())).success:
+        if not (answer := self._call(self._begin_episode, Trigger.Request())).success:
             raise SafetyError(f"arm: {answer.message}")
         self.wait(lambda: self._of(sim_arm_node.NAME, "seed") == str(seed), 20.0, "the arm to begin an episode")
 
@@ -127,7 +122,7 @@ class EpisodeClient(Node):
         answer = self._call(self._reset_fault, Trigger.Request())
         return "" if answer.success else str(answer.message)
 
-    def listen(self, keys: Keys, stick: Callable[[], NDArray[np.float64]] | None = None) -> None:
+    def listen(self, keys: Keys, stick: Callable[[], Array] | None = None) -> None:
         """Forward a human's keys from now on; `self.forwarder.over` says when they ended.
 
         Raises:

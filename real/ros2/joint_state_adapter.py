@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from robopolicy.core.errors import SpecError, closest
 from robopolicy.core.specs import PolicySpec
@@ -18,10 +17,10 @@ from robopolicy.real.control.robots import State
 from robopolicy.real.ros2.observation import Arrivals
 from robopolicy.real.ros2.wiring import Wiring
 from robopolicy.real.safety import load_profile
+from robopolicy.real.safety.array_ops import Array
 from robopolicy.sim.arm import FINGER_STROKE
 from robopolicy.sim.control import GRIPPER_MEANING, JointPosition
 
-Array = NDArray[np.float64]
 GRIPPER = "gripper"
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 from builtin_interfaces.msg import Duration, Time
 from diagnostic_msgs.msg import DiagnosticArray, DiagnosticStatus, KeyValue
-from numpy.typing import NDArray
 from sensor_msgs.msg import JointState
 from trajectory_msgs.msg import JointTrajectory, JointTrajectoryPoint
 
@@ -13,9 +12,9 @@ from robopolicy.real.control.joint_order import JointOrder
 from robopolicy.real.control.robots import State
 from robopolicy.real.ros2.wiring import Wiring
 from robopolicy.real.safety import SafetyError
+from robopolicy.real.safety.array_ops import Array
 from robopolicy.real.safety.profile import Profile
 
-Array = NDArray[np.float64]
 S = 1_000_000_000  # ns
 ALONE = "alone"  # frame of an echo: the simulated arm, which is to wait for answers, has heard no trajectory yet
 
@@ -76,16 +75,15 @@ class StateReader:
         outside = (q < low) | (q > high)
         if not outside.any():
             return
-        name = self.wiring.joints[int(np.argmax(outside))]
-        value, k = q[int(np.argmax(outside))], int(np.argmax(outside))
-        rad = np.deg2rad(q)
+        k, rad = int(np.argmax(outside)), np.deg2rad(q)
         if (np.abs(q) > 2 * np.pi).any() and ((low <= rad) & (rad <= high)).all():
             raise SafetyError(
                 f"joint_states: {np.round(q, 1).tolist()} look like degrees; rad are expected (REP 103). "
                 "Set the driver's unit."
             )
         raise SafetyError(
-            f"joint_states: {name!r} is at {value:.3f} rad, the joint reaches from {low[k]:.3f} to {high[k]:.3f}. "
+            f"joint_states: {self.wiring.joints[k]!r} is at {q[k]:.3f} rad, the joint reaches from {low[k]:.3f} to "
+            f"{high[k]:.3f}. "
             "Are two joints swapped in `joints`, or is this another arm?"
         )
 
@@ -110,16 +108,6 @@ def trajectory(names: tuple[str, ...], first_ns: int, points: Array, dt_ns: int)
     return message
 
 
-def spline(
-    names: tuple[str, ...], first_ns: int, q: Array, qd: Array, qdd: Array, dt_ns: int
-) -> JointTrajectory:  # fmt: skip
-    """Positions [K n] rad with velocities and accelerations, one point each `dt_ns`, the first due at `first_ns`."""
-    message = trajectory(names, first_ns, q, dt_ns)
-    for point, v, a in zip(message.points, qd.tolist(), qdd.tolist(), strict=True):
-        point.velocities, point.accelerations = v, a
-    return message
-
-
 def points_of(message: JointTrajectory, order: JointOrder, dt_ns: int) -> tuple[int, Array]:
     """Tick of the first point and control points [K n] of a trajectory with K ≥ 1 points a tick apart.
 
@@ -140,15 +128,13 @@ def points_of(message: JointTrajectory, order: JointOrder, dt_ns: int) -> tuple[
     return round(first / dt_ns), points
 
 
-def status(name: str, hardware: str, level: int, text: str, values: dict[str, object]) -> DiagnosticStatus:
-    return DiagnosticStatus(
-        name=name, hardware_id=hardware, level=bytes([level]), message=text,
-        values=[KeyValue(key=k, value=str(v)) for k, v in values.items()],
-    )  # fmt: skip
-
-
-def diagnostics(ns: int, *statuses: DiagnosticStatus) -> DiagnosticArray:
-    message = DiagnosticArray(status=list(statuses))
+def diagnostics(
+    ns: int, name: str, hardware: str, level: bytes, text: str, values: dict[str, object]
+) -> DiagnosticArray:  # fmt: skip
+    """Build the message of one status, stamped [ns]."""
+    pairs = [KeyValue(key=k, value=str(v)) for k, v in values.items()]
+    status = DiagnosticStatus(name=name, hardware_id=hardware, level=level, message=text, values=pairs)
+    message = DiagnosticArray(status=[status])
     message.header.stamp = to_time(ns)
     return message
 

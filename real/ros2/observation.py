@@ -17,6 +17,7 @@ from robopolicy.core.untrusted import refusing
 from robopolicy.real.control.joint_order import JointOrder
 from robopolicy.real.control.robots import State
 from robopolicy.real.ros2.wiring import Wiring
+from robopolicy.real.safety.array_ops import Array
 from robopolicy.sim.arm import ARM_DOF
 from robopolicy.sim.env import SimEnv
 
@@ -42,7 +43,7 @@ def feature_names(env: SimEnv) -> tuple[str, ...]:
     return tuple(name for i, name in enumerate(env.layout.names) if i not in arm)
 
 
-def feature_values(env: SimEnv, obs: Obs) -> NDArray[np.float64]:
+def feature_values(env: SimEnv, obs: Obs) -> Array:
     """Return the values of `feature_names` in an observation of one arm."""
     index = [env.layout.names.index(name) for name in feature_names(env)]
     return obs[STATE][0].double().numpy()[index]
@@ -61,7 +62,7 @@ class Arrivals:
 
     def forget(self) -> None:
         """Drop all values and pictures."""
-        self.features: NDArray[np.float64] | None = None  # in the order of `names`
+        self.features: Array | None = None  # in the order of `names`
         self.pictures: Obs = {}  # [1 3 H W]
 
     def take(self, names: Sequence[str], values: Sequence[float]) -> None:

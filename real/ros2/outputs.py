@@ -5,26 +5,32 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
-from typing import Any, Protocol
+from functools import partial
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from action_msgs.msg import GoalStatus
+from rclpy.event_handler import PublisherEventCallbacks
 from rclpy.lifecycle import LifecycleNode
+from rclpy.serialization import deserialize_message
 from std_msgs.msg import Float64MultiArray, MultiArrayDimension, MultiArrayLayout
 from trajectory_msgs.msg import JointTrajectory
 
 from robopolicy.real.ros2.cdr import TrajectoryBytes
-from robopolicy.real.ros2.qos import missing, on_publisher, profile_of
-from robopolicy.real.ros2.wiring import Topic, Wiring
+from robopolicy.real.ros2.qos import bystanders, missing, profile_of
+from robopolicy.real.ros2.wiring import Topic, Wiring, WiringError
+from robopolicy.real.safety.array_ops import Array
 from robopolicy.real.safety.motion import knots
 
-Array = NDArray[np.float64]
 OnFailure = Callable[[str], None]  # takes a sentence about a failure of the driver
 OnMismatch = Callable[[], None]  # called when a node is found whose quality of service does not fit
 
+ANSWER_S = 0.2  # s that a driver may take to answer a goal
+ABORTED, CANCELED = GoalStatus.STATUS_ABORTED, GoalStatus.STATUS_CANCELED
 
-class Output(Protocol):
-    """Send commands to the driver."""
+
+class Output:
+    """Send commands to the driver. This one sends none: a dry run."""
 
     def send(self, first: int, points: Array, new: int) -> None:
         """Send control points [K n] rad, one a tick from tick `first` on; K = 0 ends the stream.
@@ -33,25 +39,36 @@ class Output(Protocol):
             points: commands that were sent before, the newest command, then its certified stop.
             new: index of the newest command in `points`.
         """
-        ...
 
     def problems(self) -> list[str]:
         """List why no command would arrive, one sentence each."""
-        ...
-
-    def close(self) -> None: ...
-
-
-class NoOutput:
-    """Send nothing: a dry run."""
-
-    def send(self, first: int, points: Array, new: int) -> None:
-        del first, points, new
-
-    def problems(self) -> list[str]:
         return []
 
-    def close(self) -> None: ...
+    def bystanders(self) -> list[str]:
+        """List nodes that subscribe to commands and cannot receive them, one sentence each."""
+        return []
+
+    def close(self) -> None:
+        """Remove the publisher or client."""
+
+
+class TopicOutput(Output):
+    """Publish commands on the wiring's topic."""
+
+    kind: type  # of the messages
+
+    def __init__(self, node: LifecycleNode, wiring: Wiring, on_mismatch: OnMismatch) -> None:
+        self.node, self.wiring = node, wiring
+        self._out: Any = make_publisher(node, self.kind, wiring.output, on_mismatch)
+
+    def problems(self) -> list[str]:
+        return missing(self.node, "trajectory", self.wiring.output, other=self.wiring.output.node)
+
+    def bystanders(self) -> list[str]:
+        return bystanders(self.node, "trajectory", self.wiring.output, publishes=True)
+
+    def close(self) -> None:
+        self.node.destroy_publisher(self._out)
 
 
 def spline_of(first: int, points: Array, dt: float) -> tuple[int, Array, Array, Array]:
@@ -65,31 +82,35 @@ def spline_of(first: int, points: Array, dt: float) -> tuple[int, Array, Array, 
     return first + 3, *knots(ended, dt)
 
 
-class TrajectoryOutput:
+class DriverTrajectory:
+    """Write JointTrajectory messages as the driver of a wiring plays them."""
+
+    def __init__(self, wiring: Wiring) -> None:
+        self.tick_s, self.dt_ns, self.splines = wiring.tick_s, wiring.dt_ns, wiring.output.points == "spline"
+        self._bytes = TrajectoryBytes(wiring.joints, wiring.dt_ns, derivatives=self.splines)
+
+    def write(self, first: int, points: Array) -> bytes:
+        """Return the message of control points [K n] rad, the first in tick `first`."""
+        first, *samples = spline_of(first, points, self.tick_s) if self.splines else (first, points)
+        return self._bytes.write(first * self.dt_ns, *samples)
+
+
+class TrajectoryOutput(TopicOutput):
     """Send a JointTrajectory every tick, to a driver that plays it by its times."""
 
+    kind = JointTrajectory
+
     def __init__(self, node: LifecycleNode, wiring: Wiring, on_mismatch: OnMismatch) -> None:
-        self.node, self.wiring, self.dt_ns = node, wiring, wiring.dt_ns
-        self.splines = wiring.output.points == "spline"
-        self._bytes = TrajectoryBytes(wiring.joints, wiring.dt_ns, derivatives=self.splines)
-        self._out: Any = make_publisher(node, JointTrajectory, wiring.output, on_mismatch)
+        super().__init__(node, wiring, on_mismatch)
+        self._trajectory = DriverTrajectory(wiring)
 
     def send(self, first: int, points: Array, new: int) -> None:
         del new  # the driver finds it by its time
-        if not self.splines:
-            self._out.publish(self._bytes.write(first * self.dt_ns, points))
-        elif len(points):  # a controller takes no message without points: it plays the last trajectory to its end
-            first, q, qd, qdd = spline_of(first, points, self.wiring.tick_s)
-            self._out.publish(self._bytes.write_spline(first * self.dt_ns, q, qd, qdd))
-
-    def problems(self) -> list[str]:
-        return missing(self.node, "trajectory", self.wiring.output, other=self.wiring.output.node)
-
-    def close(self) -> None:
-        self.node.destroy_publisher(self._out)
+        if len(points) or not self._trajectory.splines:  # a controller takes no message without points: it plays on
+            self._out.publish(self._trajectory.write(first, points))
 
 
-class PositionOutput:
+class PositionOutput(TopicOutput):
     """Send a Float64MultiArray [n] rad every tick, in the wiring's order of joints, played as it comes.
 
     The driver interpolates between two messages, and stops by itself when none come. At the end of an episode the rest
@@ -99,14 +120,15 @@ class PositionOutput:
         sleep: passes s; clock: s, of a steady clock; for tests.
     """
 
+    kind = Float64MultiArray
+
     def __init__(
         self, node: LifecycleNode, wiring: Wiring, on_mismatch: OnMismatch, *,
         sleep: Callable[[float], None] = time.sleep, clock: Callable[[], float] = time.monotonic,
     ) -> None:  # fmt: skip
-        self.node, self.wiring, self.tick_s, self.sleep, self.clock = node, wiring, wiring.tick_s, sleep, clock
+        super().__init__(node, wiring, on_mismatch)
+        self.tick_s, self.sleep, self.clock, n = wiring.tick_s, sleep, clock, len(wiring.joints)
         self.timeout_s, self._sent = wiring.output.timeout_s, -math.inf  # s, when the last one went out
-        self._out: Any = make_publisher(node, Float64MultiArray, wiring.output, on_mismatch)
-        n = len(wiring.joints)
         names = MultiArrayDimension(label=",".join(wiring.joints), size=n, stride=n)  # for readers: drivers ignore it
         self._layout = MultiArrayLayout(dim=[names])
         self._left: Array = np.zeros((0, n))  # of the stop [K n] rad
@@ -124,18 +146,105 @@ class PositionOutput:
                 return  # the driver has stopped by itself, somewhere else
             self._publish(q)
 
-    def problems(self) -> list[str]:
-        return missing(self.node, "trajectory", self.wiring.output, other=self.wiring.output.node)
-
-    def close(self) -> None:
-        self.node.destroy_publisher(self._out)
-
     def _publish(self, q: Array) -> None:
         self._sent = self.clock()
         self._out.publish(Float64MultiArray(layout=self._layout, data=q.tolist()))
 
 
+class ActionOutput(Output):
+    """Send trajectories as goals of FollowJointTrajectory, `rate_hz` times a second; each replaces the one before.
+
+    No command is lost between two goals: commands are for `lead_ticks` later, which is after the next goal.
+    A goal that the driver rejects, aborts or never answers is a fault, and so is the newest one being canceled.
+
+    Args:
+        on_failure: called with a sentence when the driver gives up.
+        client: (node, type, name) → action client; for tests.
+    """
+
+    def __init__(self, node: LifecycleNode, wiring: Wiring, on_failure: OnFailure, *, client: Any = None) -> None:
+        if client is None:
+            from rclpy.action import ActionClient as client
+        self.wiring, self.on_failure, self.type = wiring, on_failure, action_type()
+        self.every, self._trajectory = wiring.output.every(wiring.tick_s), DriverTrajectory(wiring)
+        self._client: Any = client(node, self.type, wiring.output.name)
+        self._number, self._due = 0, 0  # of goals; tick of the next one
+        self._unanswered: dict[int, int] = {}  # number → tick
+
+    def send(self, first: int, points: Array, new: int) -> None:
+        tick = first + new
+        if not len(points):  # the end of an episode, which open answers belong to
+            self._unanswered.clear()
+        if not len(points) or self._due - self.every <= tick < self._due:
+            return  # the last goal ends in the certified stop
+        self._due, self._number = tick + self.every, self._number + 1
+        overdue = [n for n, sent in self._unanswered.items() if (tick - sent) * self.wiring.tick_s > ANSWER_S]
+        if overdue:
+            self._unanswered.clear()
+            self._fail(overdue[0], f"has had no answer for {ANSWER_S} s")
+            return
+        self._unanswered[self._number] = tick
+        goal = self.type.Goal()
+        goal.trajectory = deserialize_message(self._trajectory.write(first, points), JointTrajectory)
+        self._client.send_goal_async(goal).add_done_callback(partial(self._answered, self._number))
+
+    def problems(self) -> list[str]:
+        if self._client.server_is_ready():
+            return []
+        return [f"trajectory: no action server {self.wiring.output.name!r}; is the controller running?"]
+
+    def close(self) -> None:
+        self._client.destroy()
+
+    def _answered(self, number: int, future: Any) -> None:
+        handle = future.result()
+        self._unanswered.pop(number, None)
+        if handle.accepted:
+            handle.get_result_async().add_done_callback(partial(self._ended, number))
+        else:
+            self._fail(number, "was rejected")
+
+    def _ended(self, number: int, future: Any) -> None:
+        done = future.result()
+        if done.status == ABORTED or (done.status == CANCELED and number == self._number):
+            how = "aborted" if done.status == ABORTED else "canceled by another client"
+            said = getattr(done.result, "error_string", "")
+            self._fail(number, f"was {how}{f': {said}' if said else ''}")
+
+    def _fail(self, number: int, how: str) -> None:
+        self.on_failure(f"driver: goal {number} on {self.wiring.output.name!r} {how}")
+
+
+def action_type() -> Any:
+    """Import control_msgs/action/FollowJointTrajectory, which comes with a ROS 2 installation and with no wheel.
+
+    Raises:
+        WiringError: it cannot be imported; says what to source.
+    """
+    try:
+        from control_msgs.action import FollowJointTrajectory
+    except ImportError as error:
+        raise WiringError(
+            f"topics.trajectory: type action needs control_msgs ({error}), which is in no wheel: install it with "
+            "`sudo apt install ros-$ROS_DISTRO-control-msgs`, `source /opt/ros/$ROS_DISTRO/setup.bash` and start the "
+            "node again. Or use type trajectory, which needs nothing."
+        ) from error
+    return FollowJointTrajectory
+
+
+def output_of(node: LifecycleNode, wiring: Wiring, *, on_mismatch: OnMismatch, on_failure: OnFailure) -> Output:
+    """Build the output that the wiring names.
+
+    Args:
+        on_mismatch: called when a node subscribes with a quality of service that does not fit.
+        on_failure: called with a sentence when the driver gives up.
+    """
+    if wiring.output.type == "action":
+        return ActionOutput(node, wiring, on_failure)
+    return (PositionOutput if wiring.output.type == "positions" else TrajectoryOutput)(node, wiring, on_mismatch)
+
+
 def make_publisher(node: LifecycleNode, kind: type, topic: Topic, on_mismatch: OnMismatch) -> Any:
     """Create a publisher of commands, which is silent unless the node is active."""
-    events = on_publisher(on_mismatch)
+    events = PublisherEventCallbacks(incompatible_qos=lambda _: on_mismatch(), use_default_callbacks=False)
     return node.create_lifecycle_publisher(kind, topic.name, profile_of(topic), event_callbacks=events)

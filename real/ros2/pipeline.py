@@ -93,7 +93,7 @@ def build_pipeline(
         subscriptions = Subscriptions(node, wiring, runtime, arm, on_mismatch)
         undo.callback(subscriptions.close)
         home = np.array(chain.profile.data["home"])
-        chain.limiter.reset(home[None])  # compiles
+        chain.limiter.start(home[None])  # compiles
         chain.limiter.active[:] = False
         runtime.warm_up(State(home, np.zeros_like(home), 0.08))
         undo.pop_all()

@@ -81,10 +81,7 @@ class PolicyNode(LifecycleNode):
         self._disconnect()
         return TransitionCallbackReturn.SUCCESS
 
-    def on_shutdown(self, state: LifecycleState) -> TransitionCallbackReturn:
-        del state
-        self._disconnect()
-        return TransitionCallbackReturn.SUCCESS
+    on_shutdown = on_cleanup
 
     def _attempt(self, what: str, action: Callable[[], None]) -> TransitionCallbackReturn:
         try:
@@ -217,12 +214,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--checkpoint", type=Path, required=True)
     parser.add_argument("--wiring", default="mujoco_panda")
-    parser.add_argument(
-        "--options",
-        type=json.loads,
-        default={},
-        help="JSON: fields of robopolicy.real.deploy.deploy_config.DeployConfig",
-    )
+    about = "JSON: fields of robopolicy.real.deploy.deploy_config.DeployConfig"
+    parser.add_argument("--options", type=json.loads, default={}, help=about)
     args, rest = parser.parse_known_args()
     config = config_of(args.options, args.checkpoint, args.wiring)
     wiring = load_wiring(config.wiring)

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
-from numpy.typing import NDArray
 
 from robopolicy.core.errors import SpecError
 from robopolicy.core.specs import PolicySpec, check_fits
@@ -22,10 +21,9 @@ from robopolicy.real.control.joints import ActionDecoder, Ahead
 from robopolicy.real.control.robots import Robot, State
 from robopolicy.real.deploy.deploy_config import DeployConfig
 from robopolicy.real.planning.chunking import chunking_of
-from robopolicy.real.planning.planner import PlanningError
+from robopolicy.real.planning.planner import PlanningError, ThreadRunner
 from robopolicy.real.planning.process_planner import ProcessPlanner
 from robopolicy.real.planning.remote_planner import RemotePlanner
-from robopolicy.real.planning.thread_planner import ThreadRunner
 from robopolicy.real.recording.recorder import PolicyJournal, RecordedChain, Recorder
 from robopolicy.real.recording.records import header_of
 from robopolicy.real.ros2.joint_state_adapter import JointStateObserver, NamedJoints, joint_state_spec
@@ -89,7 +87,7 @@ class PolicyRuntime:
             for spec in levels:
                 check_fits(spec, env.spec, ignore=(BASE_ACTION,))
             self.observer, self.controller, self.spec = Observer(env, tuple(images)), env.controller, env.spec
-        self.names = self.observer.names
+        self.names, self.take, self.take_image = self.observer.names, self.observer.take, self.observer.take_image
         check_features(self.names, wiring)
         self.press: Callable[[str], None] | None = None  # takes a human's keys
         self.teleoperator: Teleoperator | None = None
@@ -106,14 +104,6 @@ class PolicyRuntime:
             how = {"which": config.which, "chunking": config.chunking, "latency": config.latency}
             self.planner = self.process = ProcessPlanner(config.checkpoint, how)
         self.runner = ThreadRunner(self.planner, latency=config.latency, wait=60.0 if config.lockstep else 0.0)
-
-    def take(self, names: Sequence[str], values: Sequence[float], /) -> None:
-        """Take features beside the arm's state, by name."""
-        self.observer.take(names, values)
-
-    def take_image(self, key: str, picture: NDArray[np.uint8], /) -> None:
-        """Take a camera's picture [3 H W]."""
-        self.observer.take_image(key, picture)
 
     def chain(self) -> SafetyChain:
         """Build the limits of the config."""

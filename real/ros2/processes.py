@@ -38,15 +38,12 @@ def processes(*commands: Sequence[str], logs: Path | None = None) -> Iterator[li
         folder.mkdir(parents=True, exist_ok=True)
         try:
             for i, command in enumerate(commands):
-                out = files.enter_context(
-                    (folder / f"{i}-{Path(command[-1 if len(command) < 3 else 2]).stem}.log").open("wb")
-                )
-                running.append(
-                    subprocess.Popen(
-                        list(command), stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT,
-                        env=private_environment(), start_new_session=True,
-                    )
+                log = folder / f"{i}-{Path(command[-1 if len(command) < 3 else 2]).stem}.log"
+                process = subprocess.Popen(
+                    list(command), stdin=subprocess.DEVNULL, stdout=files.enter_context(log.open("wb")),
+                    stderr=subprocess.STDOUT, env=private_environment(), start_new_session=True,
                 )  # fmt: skip
+                running.append(process)
             yield running
         finally:
             for name, patience in ((signal.SIGCONT, 0.0), (signal.SIGTERM, 5.0), (signal.SIGKILL, 5.0)):
@@ -61,16 +58,10 @@ def processes(*commands: Sequence[str], logs: Path | None = None) -> Iterator[li
 
 def arm_command(task: dict[str, Any], wiring: str, *, lost: float = 0.0, lockstep: bool = False) -> list[str]:
     """Return the command that starts the simulated arm."""
-    command = [
-        sys.executable,
-        "-m",
-        "robopolicy.real.ros2.sim_arm_node",
-        "--task",
-        json.dumps(task),
-        "--wiring",
-        wiring,
-    ]
-    return [*command, "--lost", str(lost), *(["--lockstep"] if lockstep else [])]
+    return [
+        sys.executable, "-m", "robopolicy.real.ros2.sim_arm_node", "--task", json.dumps(task), "--wiring", wiring,
+        "--lost", str(lost), *["--lockstep"] * lockstep,
+    ]  # fmt: skip
 
 
 def node_command(config: DeployConfig) -> list[str]:

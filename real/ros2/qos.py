@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
-from rclpy.event_handler import PublisherEventCallbacks, SubscriptionEventCallbacks
 from rclpy.node import Node
 from rclpy.qos import DurabilityPolicy, QoSProfile, ReliabilityPolicy
 
 from robopolicy.real.ros2.wiring import Topic
 
-_DURABILITY = {"volatile": DurabilityPolicy.VOLATILE, "transient_local": DurabilityPolicy.TRANSIENT_LOCAL}
-_RELIABILITY = {"reliable": ReliabilityPolicy.RELIABLE, "best_effort": ReliabilityPolicy.BEST_EFFORT}
-
 
 def profile_of(topic: Topic) -> QoSProfile:
     """Keep-last, as deep, reliable and durable as the wiring says."""
     return QoSProfile(
-        depth=topic.depth, reliability=_RELIABILITY[topic.reliability], durability=_DURABILITY[topic.durability]
-    )
+        depth=topic.depth, reliability=ReliabilityPolicy[topic.reliability.upper()],
+        durability=DurabilityPolicy[topic.durability.upper()],
+    )  # fmt: skip
 
 
 def mismatches(node: Node, role: str, topic: Topic, *, publishes: bool, other: str = "") -> list[str]:
@@ -29,8 +25,8 @@ def mismatches(node: Node, role: str, topic: Topic, *, publishes: bool, other: s
         other: name of the node that counts; "": any. The rest are bystanders, which need not receive messages.
     """
     found = []
-    for there, why in _misfits(node, topic, publishes=publishes):
-        if other and there != other:
+    for there, why in _endpoints(node, topic, publishes=publishes):
+        if other and there.node_name != other:
             continue
         if not why:
             return []
@@ -46,7 +42,7 @@ def missing(node: Node, role: str, topic: Topic, *, other: str = "") -> list[str
     """
     if found := mismatches(node, role, topic, publishes=True, other=other):
         return found
-    heard = [there for there, _ in _misfits(node, topic, publishes=True)]
+    heard = [there.node_name for there, _ in _endpoints(node, topic, publishes=True)]
     if other and other not in heard:
         return [f"{role}: node {other!r} (topics.{role}.node) does not listen on {topic.name!r}, found {heard}; "
                 "is the driver running?"]  # fmt: skip
@@ -55,17 +51,12 @@ def missing(node: Node, role: str, topic: Topic, *, other: str = "") -> list[str
 
 def bystanders(node: Node, role: str, topic: Topic, *, publishes: bool) -> list[str]:
     """Nodes on the other side of `topic` with which no message passes, one sentence each."""
-    return [f"qos: {role} ({topic.name!r}): {why}" for _, why in _misfits(node, topic, publishes=publishes) if why]
+    return [f"qos: {role} ({topic.name!r}): {why}" for _, why in _endpoints(node, topic, publishes=publishes) if why]
 
 
 def publishers_heard(node: Node, topic: Topic) -> list[Any]:
     """Return the publishers on `topic` whose messages can pass, as the graph knows them (rclpy's TopicEndpointInfo)."""
     return [other for other, why in _endpoints(node, topic, publishes=False) if not why]
-
-
-def _misfits(node: Node, topic: Topic, *, publishes: bool) -> list[tuple[str, str]]:
-    """Nodes on the other side of `topic`, and why no message would pass; "" where it would."""
-    return [(other.node_name, why) for other, why in _endpoints(node, topic, publishes=publishes)]
 
 
 def _endpoints(node: Node, topic: Topic, *, publishes: bool) -> list[tuple[Any, str]]:
@@ -85,16 +76,3 @@ def _endpoints(node: Node, topic: Topic, *, publishes: bool) -> list[tuple[Any, 
         ]
         found.append((other, "; ".join(why)))
     return found
-
-
-def on_subscription(on_mismatch: Callable[[], None]) -> SubscriptionEventCallbacks:
-    """Events that call `on_mismatch` when a publisher's quality of service does not fit.
-
-    The event does not name the publisher, which may be a bystander. So it is a warning, and no reason to stop.
-    """
-    return SubscriptionEventCallbacks(incompatible_qos=lambda _: on_mismatch(), use_default_callbacks=False)
-
-
-def on_publisher(on_mismatch: Callable[[], None]) -> PublisherEventCallbacks:
-    """Return the same events for a publisher."""
-    return PublisherEventCallbacks(incompatible_qos=lambda _: on_mismatch(), use_default_callbacks=False)

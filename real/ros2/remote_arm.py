@@ -8,7 +8,6 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
-from numpy.typing import NDArray
 
 from robopolicy.real.control.robots import State
 from robopolicy.real.ros2.ages import Ages
@@ -18,8 +17,7 @@ from robopolicy.real.ros2.continuity import Continuity, JumpError
 from robopolicy.real.ros2.timeline import MATCH
 from robopolicy.real.ros2.wiring import Wiring
 from robopolicy.real.safety import Mode, SafetyChain
-
-Array = NDArray[np.float64]
+from robopolicy.real.safety.array_ops import Array
 
 FRESH = 0.5  # s: no arm starts from an older state
 STALE = 50  # ticks: no arm starts from an older echo of the driver
@@ -114,7 +112,7 @@ class RemoteArm:
                 self.chain.fault(str(error))
                 raise
         self.newest, self.fresh = state, True
-        self._hear("state", at)
+        self.hear("state", at)
 
     def on_unreadable(self) -> None:
         """Hold the arm in the next tick: a state with NaN or infinite values has come."""
@@ -131,7 +129,7 @@ class RemoteArm:
         self.stamps[PLAYED].take(stamp, at)
         tick = round(stamp / self.wiring.tick_s)
         self.commanded, self.commanded_at = q, tick
-        self._hear(PLAYED, at)
+        self.hear(PLAYED, at)
         if not self.active:
             return
         self.waiting |= not alone
@@ -141,14 +139,10 @@ class RemoteArm:
         if found == "foreign":
             self.chain.fault("foreign_command")
 
-    def on_input(self, name: str, at: float) -> None:
-        """Note that features or a picture came at `at` s of our steady clock."""
-        self._hear(name, at)
-
     def on_enable(self, enabled: bool, at: float) -> None:
         """Take the operator's sign of life, received at `at` s of our steady clock; False stops the arm at once."""
         if enabled:
-            self._hear("enable", at)
+            self.hear("enable", at)
         else:
             self.ages.silence("enable")
             if self.chain.active:
@@ -165,7 +159,8 @@ class RemoteArm:
             self.muted = True
             self.chain.fault(why)
 
-    def _hear(self, name: str, at: float) -> None:
+    def hear(self, name: str, at: float) -> None:
+        """Note that an input of a watchdog came at `at` s of our steady clock."""
         self.ages.hear(name, at, self.time, running=self.running)
 
     # -- state ------------------------------------------------------------------------------------------------------

@@ -15,7 +15,6 @@ import time
 import numpy as np
 import torch
 from diagnostic_msgs.msg import DiagnosticArray, DiagnosticStatus
-from numpy.typing import NDArray
 from rclpy.node import Node
 from sensor_msgs.msg import JointState
 from std_msgs.msg import Float64
@@ -36,8 +35,6 @@ from robopolicy.real.safety import SafetyError, load_profile
 from robopolicy.sim.arm import ARM_DOF
 from robopolicy.sim.env import SimEnv
 
-Array = NDArray[np.float64]
-
 NAME = "mujoco_arm"
 STALL_NS = 1_000_000_000  # a delay beyond this is not made good
 PATIENCE = 10.0  # s that --lockstep waits for an answer before it goes on by the clock
@@ -55,14 +52,11 @@ class ArmNode(Node):
 
     def __init__(self, env: SimEnv, wiring: Wiring, *, lost: float = 0.0, lockstep: bool = False) -> None:
         super().__init__(NAME)
-        if wiring.output.type != "trajectory":
+        commands, grip, features = wiring.output, wiring.topic("gripper"), wiring.topics["features"]
+        if (commands.type, commands.points) != ("trajectory", "control"):
             raise SafetyError(
-                f"topics.trajectory: type {wiring.output.type!r}: the simulated arm plays trajectories alone"
-            )
-        if wiring.output.points != "control":
-            raise SafetyError(
-                f"topics.trajectory: points {wiring.output.points!r}: the simulated arm plays control points "
-                "alone. Set points: control"
+                "topics.trajectory: the simulated arm expects type: trajectory with points: control, found type "
+                f"{commands.type!r} with points {commands.points!r}"
             )
         self.env, self.wiring, self.lost, self.lockstep = env, wiring, lost, lockstep
         self.rng = np.random.default_rng(0)
@@ -73,7 +67,7 @@ class ArmNode(Node):
         self.timeline = Timeline(self.arm.points[-1], start)
         self.began = time.monotonic_ns() - start * self.dt_ns  # our steady clock at tick 0
         self.counts = dict.fromkeys(("received", "lost", "refused", "stalled_ms"), 0)
-        self.why, self.answers, self.asked_at = "", 0, 0.0
+        self.why, self.answers = "", 0
         self.locked, self.waiting_since, self.handled = False, 0.0, 0
         self.declare_parameter("seed", 0)
         self._pub = {
@@ -84,28 +78,19 @@ class ArmNode(Node):
             )
             if (topic := wiring.topics[role]) is not None
         }  # fmt: skip
-        self.create_subscription(
-            JointTrajectory,
-            wiring.topic("trajectory").name,
-            self._on_trajectory,
-            profile_of(wiring.topic("trajectory")),
-            raw=True,
-        )
-        self.create_subscription(
-            Float64, wiring.topic("gripper").name, self._on_gripper, profile_of(wiring.topic("gripper"))
-        )
+        self.create_subscription(JointTrajectory, commands.name, self._on_trajectory, profile_of(commands), raw=True)
+        self.create_subscription(Float64, grip.name, self._on_gripper, profile_of(grip))
         self.create_service(Trigger, "~/reset", self._on_reset)
-        features = wiring.topics["features"]
-        self.features_every = 1 if features is None else max(1, round(1 / (features.rate_hz * wiring.tick_s)))
+        self.features_every = 1 if features is None else features.every(wiring.tick_s)
         self._cameras = {
             key: (self.create_publisher(message_type(topic), topic.name, profile_of(topic)), topic,
-                  max(1, round(1 / (topic.rate_hz * wiring.tick_s))))
+                  topic.every(wiring.tick_s))
             for name in env.cameras if (topic := wiring.cameras.get(key := IMAGES + name)) is not None
         }  # fmt: skip
         self._names = (*wiring.joints, *wiring.gripper)
-        self.reset(0)
+        self.begin_episode(0)
 
-    def reset(self, seed: int) -> None:
+    def begin_episode(self, seed: int) -> None:
         """Begin the episode of test seed `seed`, at rest."""
         self.seed = seed
         self.env.reset(torch.tensor([seed], dtype=torch.int64))
@@ -149,7 +134,7 @@ class ArmNode(Node):
 
     def _on_reset(self, request: Trigger.Request, response: Trigger.Response) -> Trigger.Response:
         del request
-        self.reset(int(self.get_parameter("seed").value))
+        self.begin_episode(int(self.get_parameter("seed").value))
         response.success, response.message = True, f"episode {self.seed}"
         return response
 
@@ -165,11 +150,11 @@ class ArmNode(Node):
             self.began = now - self.timeline.tick * self.dt_ns
             self.waiting_since = time.monotonic()
             return 0.0 if not self.locked else 0.05
-        late = now - self.began - self.timeline.tick * self.dt_ns
-        if late > STALL_NS:
-            self.counts["stalled_ms"] += late // 1_000_000
-            self.began += late
-        if late >= 0:
+        behind = now - self.began - self.timeline.tick * self.dt_ns
+        if behind > STALL_NS:
+            self.counts["stalled_ms"] += behind // 1_000_000
+            self.began += behind
+        if behind >= 0:
             self._tick()
         return max(0.0, (self.began + self.timeline.tick * self.dt_ns - time.monotonic_ns()) * 1e-9)
 
@@ -222,13 +207,13 @@ class ArmNode(Node):
     def report(self) -> None:
         """Publish how the episode goes."""
         aborted = self.arm.aborted
-        level = DiagnosticStatus.ERROR[0] if aborted else DiagnosticStatus.OK[0]
-        values = {
+        level, text = (DiagnosticStatus.ERROR, f"aborted: {aborted}") if aborted else (DiagnosticStatus.OK, "ok")
+        values: dict[str, object] = {
             "seed": self.seed, "step": self.step, "success_step": self.success, "aborted": aborted, "why": self.why,
             "speed": float(np.abs(self.arm.data.qvel[:ARM_DOF]).max()), **self.counts,
         }  # fmt: skip
-        found = messages.status(NAME, self.wiring.limits, level, f"aborted: {aborted}" if aborted else "ok", values)
-        self._pub["diagnostics"].publish(messages.diagnostics(self.timeline.tick * self.dt_ns, found))
+        ns = self.timeline.tick * self.dt_ns
+        self._pub["diagnostics"].publish(messages.diagnostics(ns, NAME, self.wiring.limits, level, text, values))
 
 
 def main() -> None:

@@ -37,7 +37,7 @@ def run_episodes(deployment: Deployment) -> Iterator[Episode]:
     arm = arm_command(config.task, config.wiring, lost=config.lost, lockstep=config.lockstep)
     with (
         source as keys,
-        processes(arm, node_command(config), logs=deployment.logs) as running,
+        processes(arm, node_command(config)) as running,
         EpisodeClient(load_wiring(config.wiring)) as operator,
     ):
         with alive(running):
@@ -81,7 +81,7 @@ def alive(running: list[subprocess.Popen[bytes]]) -> Iterator[None]:
 
 
 def _episode(operator: EpisodeClient, seed: int, horizon: int, dry_run: bool = False) -> Episode:
-    operator.reset_arm(seed)
+    operator.begin_episode(seed)
     activate(operator)
     last, quiet, human = "", 0, operator.forwarder
     while True:

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
+from rclpy.event_handler import SubscriptionEventCallbacks
 from rclpy.lifecycle import LifecycleNode
 from sensor_msgs.msg import CompressedImage, Image, JointState
 from std_msgs.msg import Bool, String
@@ -21,7 +22,7 @@ from robopolicy.real.ros2.clock import StampError
 from robopolicy.real.ros2.images import ImageReader, message_type
 from robopolicy.real.ros2.outputs import OnMismatch
 from robopolicy.real.ros2.publishers import ALIVE, Endpoint, PublisherError, Publishers, gid_of, with_info
-from robopolicy.real.ros2.qos import bystanders, mismatches, on_subscription, profile_of, publishers_heard
+from robopolicy.real.ros2.qos import bystanders, mismatches, profile_of, publishers_heard
 from robopolicy.real.ros2.remote_arm import RemoteArm
 from robopolicy.real.ros2.teleop_keys import FRESH, STOPS
 from robopolicy.real.ros2.urdf import check_urdf
@@ -64,7 +65,7 @@ class Subscriptions:
         self._publishers: dict[str, Publishers] = {}  # by role
         self.drained, self._system = -math.inf, 0  # s of our steady clock, ns of the system's: when no message waited
         self._refused_at: dict[str, float] = {}  # s of our steady clock, by source
-        self._connected: list[tuple[str, Topic]] = []  # roles and topics that we hear
+        self._connected: dict[str, Topic] = {}  # topics that we hear, by role
         self._entities: list[Any] = []
         self._states = messages.StateReader(wiring, arm.chain.profile)
         self._commands = JointOrder(wiring.joints)
@@ -92,12 +93,7 @@ class Subscriptions:
             self._hear(key, message_type(camera), camera, handle, on_mismatch)
 
     def _hear(
-        self,
-        role: str,
-        kind: type,
-        topic: Topic | None,
-        handle: Callable[[Any, float], None],
-        on_mismatch: OnMismatch,
+        self, role: str, kind: type, topic: Topic | None, handle: Callable[[Any, float], None], on_mismatch: OnMismatch
     ) -> None:
         """Subscribe; a refusal of `handle` is remembered until a message of that role is accepted."""
         if topic is None:
@@ -123,12 +119,13 @@ class Subscriptions:
             self.refused.pop(role, None)
             self._heard[role] = at
 
-        events = on_subscription(on_mismatch)
+        # The event does not name the publisher, which may be a bystander: it is a warning, and no reason to stop.
+        events = SubscriptionEventCallbacks(incompatible_qos=lambda _: on_mismatch(), use_default_callbacks=False)
         heard = self.node.create_subscription(
             kind, topic.name, with_info(take), profile_of(topic), event_callbacks=events
         )
         self._entities.append(heard)
-        self._connected.append((role, topic))
+        self._connected[role] = topic
 
     def _received(self, info: Any) -> float:
         """Return s of our steady clock at which a message reached this process.
@@ -160,12 +157,14 @@ class Subscriptions:
 
     def _graph(self, role: str) -> list[Endpoint]:
         """Return the publishers of an input that can reach us; others are bystanders."""
-        topic = next(topic for name, topic in self._connected if name == role)
-        return [Endpoint(bytes(end.endpoint_gid), end.node_name) for end in publishers_heard(self.node, topic)]
+        heard = publishers_heard(self.node, self._connected[role])
+        return [Endpoint(bytes(end.endpoint_gid), end.node_name) for end in heard]
 
     def problems(self) -> list[str]:
         """List why the arm may not be started: quality of service, publishers, refused messages, silence."""
-        found = [m for role, topic in self._connected for m in mismatches(self.node, role, topic, publishes=False)]
+        found = [
+            m for role, topic in self._connected.items() for m in mismatches(self.node, role, topic, publishes=False)
+        ]
         now, dogs = time.monotonic(), self.wiring.watchdogs
         for role in [r for r, at in self._refused_at.items() if not now - at <= ALIVE]:
             self.refused.pop(role, None)  # keys come rarely, and one wrong one must not block a reset for good
@@ -173,7 +172,7 @@ class Subscriptions:
         for publishers in self._publishers.values():
             found += publishers.problems(self._graph(publishers.role), now)
         patience = {"features": dogs["features"], **dict.fromkeys(self.inputs.cameras, dogs["images"])}
-        for role, topic in self._connected:
+        for role, topic in self._connected.items():
             if role not in patience or role in self.refused:
                 continue
             if role not in self._heard:
@@ -186,7 +185,9 @@ class Subscriptions:
 
     def bystanders(self) -> list[str]:
         """List nodes that publish on an input and cannot reach us, one sentence each."""
-        return [s for role, topic in self._connected for s in bystanders(self.node, role, topic, publishes=False)]
+        return [
+            s for role, topic in self._connected.items() for s in bystanders(self.node, role, topic, publishes=False)
+        ]
 
     def _undescribed(self) -> list[str]:
         """List why the arm's own description contradicts the limits in force, where the wiring has one."""
@@ -204,7 +205,7 @@ class Subscriptions:
     def close(self) -> None:
         for subscription in self._entities:
             self.node.destroy_subscription(subscription)
-        self._entities, self._connected = [], []
+        self._entities, self._connected = [], {}
 
     # -- messages ---------------------------------------------------------------------------------------------------
     def _on_state(self, message: JointState, at: float) -> None:
@@ -222,12 +223,12 @@ class Subscriptions:
     def _on_features(self, message: JointState, at: float) -> None:
         self.arm.stamps["features"].take(_seconds(message), at)
         self.inputs.take(list(message.name), message.position)
-        self.arm.on_input("features", at)
+        self.arm.hear("features", at)
 
     def _on_image(self, key: str, reader: ImageReader, message: Image | CompressedImage, at: float) -> None:
         self.arm.stamps[key].take(_seconds(message), at)
         self.inputs.take_image(key, reader.read(message))
-        self.arm.on_input(key, at)
+        self.arm.hear(key, at)
 
     def _on_description(self, message: String, at: float) -> None:
         del at

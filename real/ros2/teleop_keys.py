@@ -7,13 +7,11 @@ from collections import deque
 from collections.abc import Callable
 
 import numpy as np
-from numpy.typing import NDArray
 
 from robopolicy.real.safety import SafetyError
+from robopolicy.real.safety.array_ops import Array
 from robopolicy.real.teleoperation.keys import NAMES, OTHER, InputLostError, Keys
 from robopolicy.real.teleoperation.teleoperator import MOVES
-
-Array = NDArray[np.float64]
 
 LOST, STICK = "lost", "stick"  # the source of keys is gone; then deflections −1 … 1
 STOPS = ("x", LOST)  # go before whatever waits, and are never dropped

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections import deque
 
 import numpy as np
-from numpy.typing import NDArray
 
-Array = NDArray[np.float64]
+from robopolicy.real.safety.array_ops import Array
 
 MATCH = 3  # control points that must agree at a seam: then position, velocity, acceleration and jerk go on smoothly
 AHEAD = 500  # ticks by which a trajectory may begin later than now

@@ -157,12 +157,16 @@ class TrajectoryStream:
 
     def _rested(self, goal: int) -> None:
         """Go on at tick `goal`: the arm has stood all the while."""
-        arm = self.arm
-        gone = goal - 1 - arm.history.last
-        arm.history = CommandHistory(self.chain, goal)
-        arm.counts["missed"] += gone
+        gone = self._skip_to(goal)
         if not self.ticks:  # no motion has begun yet
             self.loop.delay_begin(gone * self.wiring.tick_s)
+
+    def _skip_to(self, goal: int) -> int:
+        """Let the history begin at tick `goal`; returns the number of ticks without a command."""
+        gone = goal - 1 - self.arm.history.last
+        self.arm.history = CommandHistory(self.chain, goal)
+        self.arm.counts["missed"] += gone
+        return gone
 
     def _stand(self) -> None:
         """Send the driver where we begin, at once or by the time when it must have settled there."""
@@ -173,10 +177,7 @@ class TrajectoryStream:
     def _fell_behind(self, goal: int) -> None:
         """Go on at tick `goal` from the last position that was sent, where the driver has stayed: it knows of no stop
         that it could play meanwhile."""
-        arm = self.arm
-        gone = goal - 1 - arm.history.last
-        arm.counts["missed"] += gone
-        arm.history = CommandHistory(self.chain, goal)
+        arm, gone = self.arm, self._skip_to(goal)
         if (silence := (gone + 2) * self.wiring.tick_s) > self.wiring.output.timeout_s:
             arm.on_driver_failure(
                 f"stream_timeout: nothing was sent for {silence:.3f} s, so the driver stopped by itself"

@@ -7,13 +7,11 @@ in another way multiplies them; the factor follows from its interpolation and it
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
 from robopolicy.real.control.robots import RATES
 from robopolicy.real.ros2.wiring import Wiring
+from robopolicy.real.safety.array_ops import Array
 from robopolicy.real.safety.profile import Profile
-
-Array = NDArray[np.float64]
 
 NOT_CLAIMED = (
     "claim: the limits hold for the positions that are sent, one in each of the driver's cycles, from the first on. "

@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 
 Array = NDArray[np.float64]
 Bool = NDArray[np.bool_]
+Ints = NDArray[np.int64]
 
 
 @njit(cache=True, nogil=True)

@@ -7,12 +7,10 @@ from __future__ import annotations
 
 import mujoco
 import numpy as np
-from numpy.typing import NDArray
 from scipy.interpolate import BSpline
 
+from robopolicy.real.safety.array_ops import Array
 from robopolicy.real.safety.profile import Profile
-
-Array = NDArray[np.float64]
 
 
 def model_of(profile: Profile) -> mujoco.MjModel:

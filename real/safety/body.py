@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from functools import cached_property
-
 import numpy as np
-from numpy.typing import NDArray
 
+from robopolicy.real.safety.array_ops import Array
 from robopolicy.real.safety.kinematics import Pose, pose, reach
 from robopolicy.real.safety.profile import Capsule, Profile
 
-Array = NDArray[np.float64]
 _COVER = 0.05  # m, spacing of the spheres that cover a capsule
 
 
@@ -34,35 +31,20 @@ class Body:
         self.links = np.array(links, dtype=np.int64)  # [R]
         self.radius = np.array([c.radius for c in capsules])  # [C] m
         self.sphere_radius = np.array([radius for *_, radius in spheres])
-        self.starts, self.ends = slice(0, size), slice(size, 2 * size)
         self.spheres, self.tcp = slice(2 * size, 2 * size + len(spheres)), len(links) - 1
+
+        self.scene = np.array([i for i, c in enumerate(capsules) if c.scene], dtype=np.int64)  # keep off the scene
+        self.tcp_reach = self.reach[self.tcp]  # [n] m
+        # [2 P] capsules that are kept apart, the one nearer to the base first.
+        self.pairs = np.ascontiguousarray(np.array(profile.pairs, dtype=np.int64).reshape(-1, 2).T)
+        first, second = self.pairs
+        whole = np.maximum(self.reach[second], self.reach[second + size])
+        # [P n] m: only joints between the two links change their distance.
+        self.pair_reach = whole * (np.arange(n) >= self.links[first][:, None])
 
     def at(self, q: Array) -> Pose:
         """Frames, all points and the tool's Jacobian at joint angles `q` [M n] rad."""
         return pose(self.profile.chain, q, self.links, self.local)
-
-    @cached_property
-    def scene(self) -> NDArray[np.int64]:
-        """Capsules that must keep off the scene."""
-        return np.array([i for i, c in enumerate(self.profile.capsules) if c.scene], dtype=np.int64)
-
-    @cached_property
-    def tcp_reach(self) -> Array:
-        """[n] m."""
-        return self.reach[self.tcp]
-
-    @cached_property
-    def pairs(self) -> NDArray[np.int64]:
-        """[2 P] capsules that are kept apart, the one nearer to the base first."""
-        return np.ascontiguousarray(np.array(self.profile.pairs, dtype=np.int64).reshape(-1, 2).T)
-
-    @cached_property
-    def pair_reach(self) -> Array:
-        """[P n] m: only joints between the two links change their distance."""
-        first, second = self.pairs
-        size = len(self.radius)
-        whole = np.maximum(self.reach[second], self.reach[second + size])
-        return whole * (np.arange(whole.shape[1]) >= self.links[first][:, None])
 
 
 def _cover(c: Capsule) -> list[tuple[Array, float]]:

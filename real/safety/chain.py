@@ -9,24 +9,19 @@ from itertools import compress
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from robopolicy.real.safety.array_ops import clip, max_abs_diff, within
+from robopolicy.real.safety.array_ops import Array, clip, max_abs_diff, within
 from robopolicy.real.safety.command_limiter import CommandLimiter
 from robopolicy.real.safety.decision import Decision, Measured
 from robopolicy.real.safety.energy_tank import EnergyTank, tank_for
 from robopolicy.real.safety.errors import SafetyError
-from robopolicy.real.safety.joint_space import joint_limits
 from robopolicy.real.safety.limiter_state import Past
 from robopolicy.real.safety.limits import Limit
 from robopolicy.real.safety.profile import Profile
 from robopolicy.real.safety.projection import Projection, project
 from robopolicy.real.safety.risk import RiskCritic
 from robopolicy.real.safety.safety_mode import Mode, Patience, Watchdog
-from robopolicy.real.safety.space import space_limits
 from robopolicy.real.safety.tracking import PathCheck
-
-Array = NDArray[np.float64]
 
 SLOW_PACE = 0.2  # of the joints' velocity limits
 SETTLE = 0.1  # s without a cause, at rest, before HOLD ends
@@ -85,10 +80,10 @@ class SafetyChain:
         if (np.abs(q) > 4 * np.pi).any() and ((low <= np.deg2rad(q)) & (np.deg2rad(q) <= high)).all():
             raise SafetyError(f"state: {np.round(q, 2).tolist()} look like degrees; joint angles are expected in rad")
         clip(q, q, self.profile.settings.reference_clip, np.empty_like(q))  # compiled now, not in the first tick
-        self.path_check.reset(q)
+        self.path_check.start(q)
         if self.tank is not None:
             self.tank.rest()
-        self.limiter.reset(q[None])
+        self.limiter.start(q[None])
         for dog in self.watchdogs:
             if dog.name != "enable":  # which the operator alone feeds
                 dog.feed(now)
@@ -206,11 +201,7 @@ class SafetyChain:
     def _arm(self, profile: Profile) -> None:
         if self._given is None:
             self.tank = tank_for(profile.settings, self.tank)
-            self.limiter.use(profile, None)
-            if self.tank is not None:
-                self.limiter.use(profile, (*joint_limits(profile), *space_limits(self.limiter.body), self.tank))
-        else:
-            self.limiter.use(profile, self._given)
+        self.limiter.use(profile, self._given, also=() if self.tank is None else (self.tank,))
         self.path_check.use(profile, self.limiter.body, self.limiter.dt)
 
     def _take(self, target: Array | None, measured: Measured, now: float, reasons: list[str]) -> Array | None:

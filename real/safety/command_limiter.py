@@ -11,14 +11,12 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
-from robopolicy.real.safety.array_ops import all_true, any_true, within
+from robopolicy.real.safety.array_ops import Array, Bool, Ints, all_true, any_true, within
 from robopolicy.real.safety.body import Body
 from robopolicy.real.safety.errors import SafetyError
 from robopolicy.real.safety.joint_space import joint_limits
-from robopolicy.real.safety.limiter_kernels import advance, inside, settle
-from robopolicy.real.safety.limiter_state import Past, check_state
+from robopolicy.real.safety.limiter_state import Past, advance, check_state, inside, settle
 from robopolicy.real.safety.limits import Limit, broken
 from robopolicy.real.safety.motion import HISTORY
 from robopolicy.real.safety.path import Path
@@ -27,11 +25,8 @@ from robopolicy.real.safety.projection import Projection, project
 from robopolicy.real.safety.safe_command_search import SafeCommandSearch, put
 from robopolicy.real.safety.space import space_limits
 
-Array = NDArray[np.float64]
-Bool = NDArray[np.bool_]
-
 # Reasons beside the limits' names.
-INPUT, RATE, PROJECTED, LATE, POST, ERROR = "input", "rate", "projected", "late", "post_check", "error"
+INPUT, RATE, PROJECTED, OVER_BUDGET, POST, ERROR = "input", "rate", "projected", "late", "post_check", "error"
 
 
 class LimitVerdict(NamedTuple):
@@ -66,20 +61,25 @@ class CommandLimiter:
         self.c: Array = np.zeros((num_arms, HISTORY, n))  # published commands, oldest first
         self.last: Array = np.zeros((num_arms, n))  # the last finite target
         self._stop: Array = np.zeros((num_arms, 1, n))
-        self._at: NDArray[np.int64] = np.zeros(num_arms, dtype=np.int64)  # next sample of the stop
+        self._at: Ints = np.zeros(num_arms, dtype=np.int64)  # next sample of the stop
         self._rows = np.arange(num_arms)
         self.active: Bool = np.zeros(num_arms, dtype=bool)
         self.use(profile, limits)
 
-    def use(self, profile: Profile, limits: Sequence[Limit] | None = None) -> None:
-        """Take other limits from the next tick on. A stop that is stored stays as it was certified."""
+    def use(self, profile: Profile, limits: Sequence[Limit] | None = None, *, also: Sequence[Limit] = ()) -> None:
+        """Take other limits from the next tick on. A stop that is stored stays as it was certified.
+
+        Args:
+            limits: instead of the profile's own; `also`: beside them.
+        """
         self.profile, self.body = profile, Body(profile)
-        self.limits = tuple(limits) if limits is not None else (*joint_limits(profile), *space_limits(self.body))
+        own = (*joint_limits(profile), *space_limits(self.body)) if limits is None else limits
+        self.limits = (*own, *also)
         self.search = SafeCommandSearch(profile, self.body, self.limits, dt=self.dt, projection=self._projection)
-        self.reasons = (*(limit.name for limit in self.limits), INPUT, RATE, PROJECTED, LATE, POST, ERROR)
+        self.reasons = (*(limit.name for limit in self.limits), INPUT, RATE, PROJECTED, OVER_BUDGET, POST, ERROR)
         self._index = {name: i for i, name in enumerate(self.reasons)}
 
-    def reset(self, q: Array, rows: NDArray[np.int64] | None = None) -> None:
+    def start(self, q: Array, rows: Ints | None = None) -> None:
         """Start at rest at `q` [M n] rad, in `rows` [M] (all when None).
 
         Raises:
@@ -88,7 +88,7 @@ class CommandLimiter:
         rows = np.arange(self.num_arms) if rows is None else rows
         q = np.asarray(q, dtype=np.float64)
         if q.shape != (len(rows), self.c.shape[2]) or not np.isfinite(q).all():
-            raise SafetyError(f"reset: expected {(len(rows), self.c.shape[2])} finite joint angles, found {q!r}")
+            raise SafetyError(f"start: expected {(len(rows), self.c.shape[2])} finite joint angles, found {q!r}")
         history = np.repeat(q[:, None], HISTORY, axis=1)
         failed: Bool = broken(self.limits, Path.of(history, q, self.body, self.dt))
         if failed.any():
@@ -118,16 +118,15 @@ class CommandLimiter:
             pace: fraction of the joints' velocity limits for the search.
 
         Raises:
-            SafetyError: `reset` was never called.
+            SafetyError: `start` was never called.
         """
         if not all_true(self.active):
-            raise SafetyError("filter: reset(q) must come first; the arm's position is not known")
+            raise SafetyError("filter: start(q) must come first; the arm's position is not known")
         reasons = np.zeros((self.num_arms, len(self.reasons)), dtype=bool)
         braking, error, start = self._braking(), "", self.clock()
         going: Bool
         wanted = command = braking
         stop, going = self._stop, np.zeros(self.num_arms, dtype=bool)
-        free: Bool
         try:
             wanted = self._readable(target, reasons)
             free = ~reasons[:, self._index[INPUT]] & (True if hold is None else ~hold)
@@ -142,7 +141,7 @@ class CommandLimiter:
             going = np.zeros(self.num_arms, dtype=bool)
             reasons[:, self._index[ERROR]] = True
         if any_true(going) and self.clock() - start > self.budget:
-            reasons[:, self._index[LATE]], going = True, np.zeros(self.num_arms, dtype=bool)
+            reasons[:, self._index[OVER_BUDGET]], going = True, np.zeros(self.num_arms, dtype=bool)
         refused = going & ~self._post_check(command)
         reasons[:, self._index[POST]] = refused
         going = going & ~refused
@@ -183,7 +182,7 @@ class CommandLimiter:
         index = np.minimum(self._at[:, None] + np.arange(self._stop.shape[1]), self._stop.shape[1] - 1)
         return np.take_along_axis(self._stop, index[:, :, None], axis=1)
 
-    def state_dict(self) -> dict[str, Array | Bool | NDArray[np.int64]]:
+    def state_dict(self) -> dict[str, Array | Bool | Ints]:
         """Return the state that the next commands depend on, limits aside."""
         return {
             "c": self.c, "last": self.last, "stop": self._stop, "at": self._at, "active": self.active,
@@ -222,8 +221,8 @@ class CommandLimiter:
 
     def _post_check(self, command: Array) -> Bool:
         """Return [N] the command alone, by other arithmetic than the certificate's, just before it is published."""
-        p, fine = self.profile, np.empty(len(command), dtype=np.bool_)
-        inside(self.c, command, p.low, p.high, p.velocity, p.acceleration, p.jerk, self.dt, fine)
+        fine = np.empty(len(command), dtype=np.bool_)
+        inside(self.c, command, self.profile.bounds, self.dt, fine)
         return fine
 
     def _accept(self, command: Array, stop: Array, going: Bool) -> None:

@@ -6,13 +6,10 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
-from robopolicy.real.safety.array_ops import within
+from robopolicy.real.safety.array_ops import Array, within
 from robopolicy.real.safety.errors import SafetyError
 from robopolicy.real.safety.safety_mode import Mode
-
-Array = NDArray[np.float64]
 
 
 @dataclass(frozen=True, eq=False)

@@ -17,10 +17,10 @@ from typing import Any
 import numpy as np
 from numba import njit
 
+from robopolicy.real.safety.array_ops import Array
 from robopolicy.real.safety.errors import SafetyError
-from robopolicy.real.safety.limits import Inequalities
 from robopolicy.real.safety.motion import HISTORY
-from robopolicy.real.safety.path import Array, Here, Path
+from robopolicy.real.safety.path import Here, Inequalities, Path
 from robopolicy.real.safety.settings import Settings
 
 

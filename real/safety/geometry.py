@@ -1,7 +1,7 @@
 """Distances of an arm from planes, boxes and itself, compiled. Layout [M R 3]: R points on links at each of M poses.
 
-`near_…` give the parts of inequalities at one pose: distances below `near` m, less the required distance, in
-`room`, how they change by joint angles in `gradient` [… n] m/rad, and how many there are.
+`near_…` give the parts of inequalities at one pose: distances below NEAR, less the required distance, in `h` [R] m,
+how they change by joint angles in `g` [R n] m/rad, and how many there are.
 Functions that call each other are in one file: numba's cache does not notice changes of a callee in another file.
 """
 
@@ -11,10 +11,10 @@ import math
 
 import numpy as np
 from numba import njit
-from numpy.typing import NDArray
 
-Array = NDArray[np.float64]
-Ints = NDArray[np.int64]
+from robopolicy.real.safety.array_ops import Array, Ints
+
+NEAR = 0.08  # m: from here on a distance is worth a row
 
 
 @njit(cache=True, nogil=True)
@@ -47,11 +47,11 @@ def nearest(points: Array, i: int, j: int, ends: int) -> tuple[float, float, flo
 
 
 @njit(cache=True, nogil=True)
-def outside(point: Array, low: Array, high: Array) -> float:
-    """m: signed distance of `point` [3] from the box `low` [3] … `high` [3], negative inside."""
+def outside(point: Array, box: Array) -> float:
+    """m: signed distance of `point` [3] from `box` [2 3], its lowest and its highest corner; negative inside."""
     square, deepest = 0.0, -np.inf
     for k in range(3):
-        beyond = max(low[k] - point[k], point[k] - high[k])
+        beyond = max(box[0, k] - point[k], point[k] - box[1, k])
         deepest = max(deepest, beyond)
         beyond = max(beyond, 0.0)
         square += beyond * beyond
@@ -59,9 +59,9 @@ def outside(point: Array, low: Array, high: Array) -> float:
 
 
 @njit(cache=True, nogil=True)
-def above(point: Array, normal: Array, offset: float) -> float:
-    """m: height of `point` [3] over the plane of all x with `normal` [3] · x = `offset` [m]."""
-    return normal[0] * point[0] + normal[1] * point[1] + normal[2] * point[2] - offset
+def above(point: Array, plane: Array) -> float:
+    """m: height of `point` [3] over `plane` [4]: all x with normal [3] · x = offset [m]."""
+    return plane[0] * point[0] + plane[1] * point[1] + plane[2] * point[2] - plane[3]
 
 
 @njit(cache=True, nogil=True)
@@ -76,77 +76,55 @@ def turn(frames: Array, point: Array, link: int, normal: Array, sign: float, out
 
 
 @njit(cache=True, nogil=True)
-def above_planes(points: Array, rows: Ints, normals: Array, offsets: Array, least: Array, room: Array) -> None:
-    """Write to `room` [M planes·R] the m over planes, less `least` [R], of `rows` [R] of `points`.
-
-    Planes have `normals` [planes 3] and `offsets` [planes] m.
-    """
+def above_planes(points: Array, rows: Ints, planes: Array, least: Array, room: Array) -> None:
+    """Write to `room` [M P·R] the m over `planes` [P 4], less `least` [R], of `rows` [R] of `points`."""
     for m in range(points.shape[0]):
-        for p in range(len(normals)):
+        for p in range(len(planes)):
             for r in range(len(rows)):
-                room[m, p * len(rows) + r] = above(points[m, rows[r]], normals[p], offsets[p]) - least[r]
+                room[m, p * len(rows) + r] = above(points[m, rows[r]], planes[p]) - least[r]
 
 
 @njit(cache=True, nogil=True)
 def near_planes(
-    frames: Array,
-    points: Array,
-    rows: Ints,
-    links: Ints,
-    normals: Array,
-    offsets: Array,
-    least: Array,
-    near: float,
-    gradient: Array,
-    room: Array,
+    frames: Array, points: Array, rows: Ints, links: Ints, planes: Array, least: Array, g: Array, h: Array
 ) -> int:
     """At one pose: frames [L 4 3], points [R 3] on links [R]."""
     count = 0
-    for p in range(len(normals)):
+    for p in range(len(planes)):
         for r in range(len(rows)):
             point = points[rows[r]]
-            distance = above(point, normals[p], offsets[p]) - least[r]
-            if distance < near:
-                gradient[count], room[count] = 0.0, distance
-                turn(frames, point, links[rows[r]], normals[p], 1.0, gradient[count])
+            distance = above(point, planes[p]) - least[r]
+            if distance < NEAR:
+                g[count], h[count] = 0.0, distance
+                turn(frames, point, links[rows[r]], planes[p, :3], 1.0, g[count])
                 count += 1
     return count
 
 
 @njit(cache=True, nogil=True)
-def off_box(points: Array, start: int, low: Array, high: Array, least: Array, room: Array) -> None:
+def off_box(points: Array, start: int, box: Array, least: Array, room: Array) -> None:
     """Write to `room` [M spheres] the m off a box, less `least` [spheres], of the points from row `start` on."""
     for m in range(points.shape[0]):
         for r in range(len(least)):
-            room[m, r] = outside(points[m, start + r], low, high) - least[r]
+            room[m, r] = outside(points[m, start + r], box) - least[r]
 
 
 @njit(cache=True, nogil=True)
 def near_box(
-    frames: Array,
-    points: Array,
-    start: int,
-    links: Ints,
-    low: Array,
-    high: Array,
-    least: Array,
-    near: float,
-    gradient: Array,
-    room: Array,
-    count: int,
+    frames: Array, points: Array, start: int, links: Ints, box: Array, least: Array, g: Array, h: Array, count: int
 ) -> int:
     """At one pose: frames [L 4 3], points [R 3] on links [R]. There are `count` already."""
     way = np.empty(3)
     for r in range(len(least)):
         point = points[start + r]
-        distance = outside(point, low, high) - least[r]
-        if distance < near:
+        distance = outside(point, box) - least[r]
+        if distance < NEAR:
             for k in range(3):
-                way[k] = point[k] - min(max(point[k], low[k]), high[k])
+                way[k] = point[k] - min(max(point[k], box[0, k]), box[1, k])
             size = math.sqrt(way[0] ** 2 + way[1] ** 2 + way[2] ** 2)
             if size > 1e-9:  # from within there is no telling which way
-                gradient[count], room[count] = 0.0, distance
-                turn(frames, point, links[start + r], way / size, 1.0, gradient[count])
+                g[count], h[count] = 0.0, distance
+                turn(frames, point, links[start + r], way / size, 1.0, g[count])
                 count += 1
     return count
 
@@ -188,28 +166,20 @@ def apart(
 
 @njit(cache=True, nogil=True)
 def near_pairs(
-    frames: Array,
-    points: Array,
-    pairs: Ints,
-    ends: int,
-    links: Ints,
-    least: Array,
-    near: float,
-    gradient: Array,
-    room: Array,
+    frames: Array, points: Array, pairs: Ints, ends: int, links: Ints, least: Array, g: Array, h: Array
 ) -> int:
     """At one pose: frames [L 4 3], points [R 3] on links [R], pairs [2 P] of segments."""
     count, first, second = 0, np.empty(3), np.empty(3)
     for p in range(pairs.shape[1]):
         i, j = pairs[0, p], pairs[1, p]
         distance, s, t = nearest(points, i, j, ends)
-        if distance - least[p] < near:
+        if distance - least[p] < NEAR:
             for k in range(3):
                 first[k] = points[i, k] + s * (points[i + ends, k] - points[i, k])
                 second[k] = points[j, k] + t * (points[j + ends, k] - points[j, k])
             normal = (second - first) / max(distance, 1e-9)
-            gradient[count], room[count] = 0.0, distance - least[p]
-            turn(frames, second, links[j], normal, 1.0, gradient[count])
-            turn(frames, first, links[i], normal, -1.0, gradient[count])
+            g[count], h[count] = 0.0, distance - least[p]
+            turn(frames, second, links[j], normal, 1.0, g[count])
+            turn(frames, first, links[i], normal, -1.0, g[count])
             count += 1
     return count

@@ -8,10 +8,11 @@ from dataclasses import dataclass
 import numpy as np
 from numba import njit
 
-from robopolicy.real.safety.limits import Inequalities, Limit
+from robopolicy.real.safety.array_ops import Array, Ints
+from robopolicy.real.safety.limits import Limit
 from robopolicy.real.safety.motion import HISTORY
-from robopolicy.real.safety.path import Array, Here, Ints, Path
-from robopolicy.real.safety.profile import Profile
+from robopolicy.real.safety.path import Here, Inequalities, Path
+from robopolicy.real.safety.profile import EdgeBounds, JointBounds, Profile
 
 EPSILON = float(np.finfo(float).eps)
 SLACK = 1e-9  # relative: rounding of differences, far below the meaning of a limit
@@ -19,36 +20,21 @@ SLACK = 1e-9  # relative: rounding of differences, far below the meaning of a li
 
 @dataclass(frozen=True, eq=False)
 class JointSpace:
-    """Measure the margins to ends and rates [n] of the joints, all at once, once for a path."""
+    """Measure the margins to ends and rates of the joints, all at once, once for a path."""
 
-    low: Array  # rad
-    high: Array
-    velocity: Array  # rad/s
-    acceleration: Array
-    jerk: Array
+    bounds: JointBounds
 
     def rooms(self, path: Path) -> Array:
         """Return [5 N] of size, position, velocity, acceleration and jerk, each ≥ 0 where it is kept."""
         if self not in path.memo:
             path.memo[self] = out = np.empty((5, len(path.c)))
-            ends, rates = (self.low, self.high), (self.velocity, self.acceleration, self.jerk)
-            _rooms(path.c, path.samples.differences, path.ticks, path.dt, *ends, *rates, out)
+            _rooms(path.c, path.samples.differences, path.ticks, path.dt, self.bounds, out)
         return path.memo[self]
 
 
 @njit(cache=True, nogil=True)
-def _rooms(
-    c: Array,
-    differences: Array,
-    ticks: Ints,
-    dt: float,
-    low: Array,
-    high: Array,
-    velocity: Array,
-    acceleration: Array,
-    jerk: Array,
-    out: Array,
-) -> None:
+def _rooms(c: Array, differences: Array, ticks: Ints, dt: float, bounds: JointBounds, out: Array) -> None:
+    low, high, velocity, acceleration, jerk = bounds
     for arm in range(c.shape[0]):
         size = position = np.inf
         for k in range(c.shape[1]):
@@ -83,32 +69,26 @@ def _difference(c: Array, difference: Array, ticks: Ints, order: int, dt: float,
 
 
 @dataclass(frozen=True, eq=False)
-class Finite:
-    """Numbers are numbers, and of a size that an arm can mean."""
+class JointRoom:
+    """Limit of one kind: size of numbers, |n-th difference / dtⁿ| of control points from the newest command on."""
 
     space: JointSpace
-    name: str = "finite"
+    kind: int  # row of `JointSpace.rooms`
+    name: str
 
     def margin(self, path: Path) -> Array:
-        return self.space.rooms(path)[0]
+        return self.space.rooms(path)[self.kind]
 
     def rows(self, here: Here) -> Inequalities | None:
         return None
 
 
-@dataclass(frozen=True, eq=False)
-class JointPositionLimit:
+class JointPositionLimit(JointRoom):
     """low ≤ q ≤ high. Control points inside the box keep the spline inside (convex hull)."""
-
-    space: JointSpace
-    name: str = "joint_position"
-
-    def margin(self, path: Path) -> Array:
-        return self.space.rooms(path)[1]
 
     def rows(self, here: Here) -> Inequalities | None:
         g, h = here.room(2 * len(here.q))
-        count = _ends(here.q, self.space.low, self.space.high, here.weight, here.ahead, g, h)
+        count = _ends(here.q, self.space.bounds.low, self.space.bounds.high, here.weight, here.ahead, g, h)
         return Inequalities(g[:count], h[:count]) if count else None
 
 
@@ -129,21 +109,6 @@ def _ends(q: Array, low: Array, high: Array, weight: Array, ahead: Array, g: Arr
 
 
 @dataclass(frozen=True, eq=False)
-class _Difference:
-    """|n-th difference / dtⁿ| ≤ limit, of every control point from the newest command on."""
-
-    space: JointSpace
-    order: int
-    name: str
-
-    def margin(self, path: Path) -> Array:
-        return self.space.rooms(path)[1 + self.order]
-
-    def rows(self, here: Here) -> Inequalities | None:
-        return None
-
-
-@dataclass(frozen=True, eq=False)
 class EdgeVelocity:
     """FR3's velocity bound near the ends of its joints, which needs more deceleration than the arm may use.
 
@@ -152,22 +117,19 @@ class EdgeVelocity:
     worst bound among those.
     """
 
-    offset: Array  # [n] rad/s
-    deceleration: Array  # [n] rad/s²
-    low: Array  # [n] rad
-    high: Array  # [n] rad
+    bounds: EdgeBounds
     name: str = "edge_velocity"
 
     WINDOW = 3
 
     def margin(self, path: Path) -> Array:
         out = np.empty(len(path.c))
-        _edge(path.c, path.ticks, path.dt, self.offset, self.deceleration, self.low, self.high, self.WINDOW, out)
+        _edge(path.c, path.ticks, path.dt, self.bounds, self.WINDOW, out)
         return out
 
     def rows(self, here: Here) -> Inequalities | None:
-        g, h = here.room(2 * len(self.low))
-        _edge_rows(here.q, here.v, here.stop_time, self.offset, self.deceleration, self.low, self.high, g, h)
+        g, h = here.room(2 * len(here.q))
+        _edge_rows(here.q, here.v, here.stop_time, self.bounds, g, h)
         return Inequalities(g, h)
 
 
@@ -178,18 +140,8 @@ def _bound(room: float, deceleration: float, offset: float) -> float:
 
 
 @njit(cache=True, nogil=True)
-def _edge_rows(
-    q: Array,
-    v: Array,
-    stop_time: Array,
-    offset: Array,
-    deceleration: Array,
-    low: Array,
-    high: Array,
-    g: Array,
-    h: Array,
-) -> None:
-    n = len(q)
+def _edge_rows(q: Array, v: Array, stop_time: Array, bounds: EdgeBounds, g: Array, h: Array) -> None:
+    n, (offset, deceleration, low, high) = len(q), bounds
     g[:] = 0.0
     for i in range(n):
         there = q[i] + stop_time[i] * v[i] / 2
@@ -198,17 +150,8 @@ def _edge_rows(
 
 
 @njit(cache=True, nogil=True)
-def _edge(
-    c: Array,
-    ticks: Ints,
-    dt: float,
-    offset: Array,
-    deceleration: Array,
-    low: Array,
-    high: Array,
-    window: int,
-    out: Array,
-) -> None:
+def _edge(c: Array, ticks: Ints, dt: float, bounds: EdgeBounds, window: int, out: Array) -> None:
+    offset, deceleration, low, high = bounds
     for arm in range(c.shape[0]):
         end = HISTORY + 1 + ticks[arm]
         out[arm] = np.inf
@@ -227,11 +170,8 @@ def _edge(
 
 def joint_limits(profile: Profile) -> tuple[Limit, ...]:
     """Every joint-space limit of a profile."""
-    space = JointSpace(profile.low, profile.high, profile.velocity, profile.acceleration, profile.jerk)
-    orders = enumerate(("joint_velocity", "joint_acceleration", "joint_jerk"), 1)
-    found: list[Limit] = [
-        Finite(space),
-        JointPositionLimit(space),
-        *(_Difference(space, k, name) for k, name in orders),
-    ]
-    return (*found, EdgeVelocity(*profile.edge)) if profile.edge is not None else tuple(found)
+    space = JointSpace(profile.bounds)
+    names = ("finite", "joint_position", "joint_velocity", "joint_acceleration", "joint_jerk")
+    found: list[Limit] = [JointRoom(space, kind, name) for kind, name in enumerate(names)]
+    found[1] = JointPositionLimit(space, 1, names[1])
+    return (*found, EdgeVelocity(profile.edge)) if profile.edge is not None else tuple(found)

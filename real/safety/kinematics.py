@@ -5,15 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
 from numba import njit
-from numpy.typing import NDArray
 
-Array = NDArray[np.float64]
-Ints = NDArray[np.int64]
+from robopolicy.real.safety.array_ops import Array, Ints
 
 
 @dataclass(frozen=True, eq=False)
@@ -21,12 +18,8 @@ class KinematicChain:
     """Frame i = frame i−1 · translation · Rx(quarter turns) · Rz(qᵢ). Link 0 is the base, link i turns with joint i."""
 
     offsets: Array  # [n 3] m
-    quarter_turns: tuple[int, ...]  # [n] quarter turns about x: −1, 0 or 1
+    quarter_turns: Array  # [n] quarter turns about x: −1, 0 or 1
     tcp: Array  # [3] m, in the last link's frame
-
-    @cached_property
-    def quarters(self) -> Array:
-        return np.array(self.quarter_turns, dtype=np.float64)
 
 
 class Pose(NamedTuple):
@@ -41,21 +34,13 @@ def pose(chain: KinematicChain, q: Array, links: Ints, local: Array) -> Pose:
     """At joint angles `q` [M n] rad, with the points `local` [R 3] m in the frames of `links` [R]."""
     m, n = q.shape
     found = Pose(np.empty((m, n + 1, 4, 3)), np.empty((m, len(links), 3)), np.empty((m, n, 6)))
-    _pose(q, chain.offsets, chain.quarters, links, local, *found)
+    _pose(q, chain.offsets, chain.quarter_turns, links, local, found)
     return found
 
 
 @njit(cache=True, nogil=True)
-def _pose(
-    q: Array,
-    offsets: Array,
-    quarter_turns: Array,
-    links: Ints,
-    local: Array,
-    frames: Array,
-    points: Array,
-    jacobian: Array,
-) -> None:
+def _pose(q: Array, offsets: Array, quarter_turns: Array, links: Ints, local: Array, found: Pose) -> None:
+    frames, points, jacobian = found
     for m in range(q.shape[0]):
         _forward(q[m], offsets, quarter_turns, frames[m])
         for r in range(links.shape[0]):

@@ -7,21 +7,12 @@ holds when its margin over the whole path, stop included, is not negative.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import numpy as np
 
-from robopolicy.real.safety.path import Array, Bool, Here, Path
-
-NEAR = 0.08  # m: from here on a distance is worth a row
-EXTRA = 1e-3  # m: rows stop this much earlier than the certificate
-
-
-class Inequalities(NamedTuple):
-    """G·v ≤ h for the next joint velocity v [n] rad/s."""
-
-    g: Array  # [m n]
-    h: Array  # [m]
+from robopolicy.real.safety.array_ops import Array, Bool
+from robopolicy.real.safety.path import Here, Inequalities, Path
 
 
 class Limit(Protocol):

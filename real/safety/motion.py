@@ -14,11 +14,8 @@ import math
 
 import numpy as np
 from numba import njit
-from numpy.typing import NDArray
 
-Array = NDArray[np.float64]
-Bool = NDArray[np.bool_]
-Ints = NDArray[np.int64]
+from robopolicy.real.safety.array_ops import Array, Ints
 
 HISTORY = 6  # control points that a check of a new one needs
 

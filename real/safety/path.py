@@ -8,16 +8,13 @@ from typing import NamedTuple
 
 import numpy as np
 from numba import njit
-from numpy.typing import NDArray
 
+from robopolicy.real.safety.array_ops import Array, Ints
 from robopolicy.real.safety.body import Body
 from robopolicy.real.safety.kinematics import Pose
 from robopolicy.real.safety.motion import HISTORY, with_stop
 
-Array = NDArray[np.float64]
-Bool = NDArray[np.bool_]
-Ints = NDArray[np.int64]
-
+EXTRA = 1e-3  # m: rows stop this much earlier than the certificate
 SAMPLE = 0.01  # s, at most, between sampled knots; the motion in between is bounded
 
 
@@ -78,7 +75,7 @@ class Path:
         first, differences = np.empty(arms + 1, dtype=np.int64), np.empty((3, arms, k, n))
         most = arms * ((k - HISTORY) // stride + 1)
         found = np.empty((6, most, n))
-        size = _sample(self.c, self.ticks, self.dt, stride, first, differences, *found)
+        size = _sample(self.c, self.ticks, self.dt, stride, first, differences, found)
         return PathSamples(first, differences, *found[:, :size])
 
     @cached_property
@@ -99,22 +96,10 @@ class Path:
 
 
 @njit(cache=True, nogil=True)
-def _sample(
-    c: Array,
-    ticks: Ints,
-    dt: float,
-    stride: int,
-    first: Ints,
-    differences: Array,
-    q: Array,
-    qd: Array,
-    speed: Array,
-    accel: Array,
-    jerk: Array,
-    travel: Array,
-) -> int:
+def _sample(c: Array, ticks: Ints, dt: float, stride: int, first: Ints, differences: Array, found: Array) -> int:
     """M."""
     v, a, j = differences[0], differences[1], differences[2]
+    q, qd, speed, accel, jerk, travel = found[0], found[1], found[2], found[3], found[4], found[5]
     first[0] = 0
     for arm in range(c.shape[0]):
         first[arm + 1] = first[arm] + (ticks[arm] + 1) // stride + 1
@@ -178,6 +163,13 @@ def _along(travel: Array, reach: Array) -> float:
     return change
 
 
+class Inequalities(NamedTuple):
+    """G·v ≤ h for the next joint velocity v [n] rad/s."""
+
+    g: Array  # [m n]
+    h: Array  # [m]
+
+
 class Here(NamedTuple):
     """One arm now, where a limit linearises itself."""
 
@@ -194,36 +186,30 @@ class Here(NamedTuple):
     @classmethod
     def of(cls, history: Array, body: Body, dt: float) -> Here:
         """Build it from `history` [HISTORY n]."""
-        pose, (v, stop_time, weight, ahead) = body.at(history[-1:]), np.empty((4, history.shape[1]))
-        _here(history, body.profile.acceleration, body.profile.jerk, dt, v, stop_time, weight, ahead)
+        pose, found = body.at(history[-1:]), np.empty((4, history.shape[1]))
+        _here(history, body.profile.acceleration, body.profile.jerk, dt, found)
+        v, stop_time, weight, ahead = found
         return cls(history[-1], v, stop_time, weight, ahead, dt, pose.frames[0], pose.points[0], pose.jacobian[0])
 
     def room(self, rows: int) -> tuple[Array, Array]:
         """Uninitialised [rows n] and [rows], for limits to fill."""
         return np.empty((rows, len(self.q))), np.empty(rows)
 
-    def brake(self, gradient: Array, room: Array, count: int, *, extra: float = 0.0) -> tuple[Array, Array]:
-        """Rows G [count n], h [count] with G·v ≤ h for the next velocity v, that keep rooms positive at the stop's end.
+    def brake(self, gradient: Array, room: Array, count: int, *, extra: float = EXTRA) -> Inequalities | None:
+        """Inequalities for the next velocity v that keep rooms positive at the stop's end; None for a `count` of 0.
 
         The first `count` of `gradient` [R n], by joint angles, and of `room` [R], less `extra`, become them, in place.
         The stop's end is linear in v to first order.
         """
+        if not count:
+            return None
         _brake(gradient, room, self.weight, self.ahead, count, extra)
-        return gradient[:count], room[:count]
+        return Inequalities(gradient[:count], room[:count])
 
 
 @njit(cache=True, nogil=True)
-def _here(
-    history: Array,
-    acceleration: Array,
-    jerk: Array,
-    dt: float,
-    v: Array,
-    stop_time: Array,
-    weight: Array,
-    ahead: Array,
-) -> None:
-    last = history.shape[0] - 1
+def _here(history: Array, acceleration: Array, jerk: Array, dt: float, found: Array) -> None:
+    last, v, stop_time, weight, ahead = history.shape[0] - 1, found[0], found[1], found[2], found[3]
     for i in range(history.shape[1]):
         v[i] = (history[last, i] - history[last - 1, i]) / dt
         stop_time[i] = abs(v[i]) / acceleration[i] + acceleration[i] / jerk[i]

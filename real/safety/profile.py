@@ -11,19 +11,18 @@ import json
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from robopolicy.core.errors import closest
 from robopolicy.core.untrusted import read_json
+from robopolicy.real.safety.array_ops import Array
 from robopolicy.real.safety.errors import SafetyError
 from robopolicy.real.safety.kinematics import KinematicChain
 from robopolicy.real.safety.profile_data import check_data
 from robopolicy.real.safety.settings import MAX_TRACKING_ERROR, Settings, Vector, settings_of
 
-Array = NDArray[np.float64]
 FOLDER = Path(__file__).parent / "profiles"
 FORMAT = 1
 
@@ -38,6 +37,25 @@ class Capsule:
     end: Vector
     radius: float
     scene: bool = True  # False: a tool that is meant to touch things
+
+
+class JointBounds(NamedTuple):
+    """Ends [n] rad of the joints, and their highest rates [n] rad/s, rad/s², rad/s³."""
+
+    low: Array
+    high: Array
+    velocity: Array
+    acceleration: Array
+    jerk: Array
+
+
+class EdgeBounds(NamedTuple):
+    """Speed near the ends of the joints: v ≤ max(0, −offset + √(2·deceleration·(high − q))), mirrored below."""
+
+    offset: Array  # [n] rad/s
+    deceleration: Array  # [n] rad/s²
+    low: Array  # [n] rad
+    high: Array  # [n] rad
 
 
 @dataclass(frozen=True, eq=False)
@@ -98,23 +116,22 @@ class Profile:
         return float((self.velocity / self.acceleration + 2.5 * self.acceleration / self.jerk).max())
 
     @cached_property
-    def edge(self) -> tuple[Array, Array, Array, Array] | None:
-        """FR3's velocity bound near the ends of its joints: offset, deceleration, lowest and highest position.
+    def bounds(self) -> JointBounds:
+        return JointBounds(self.low, self.high, self.velocity, self.acceleration, self.jerk)
 
-        v ≤ max(0, −offset + √(2·deceleration·(highest − q))), mirrored below.
-        """
+    @cached_property
+    def edge(self) -> EdgeBounds | None:
+        """FR3's velocity bound near the ends of its joints."""
         e = self.data.get("position_dependent_velocity")
         if e is None:
             return None
         low, high = np.array(e["range"], dtype=np.float64)
-        return np.array(e["offset"]), np.array(e["deceleration"]), low, high
+        return EdgeBounds(np.array(e["offset"]), np.array(e["deceleration"]), low, high)
 
     @cached_property
     def chain(self) -> KinematicChain:
         k = self.data["kinematics"]
-        return KinematicChain(
-            np.array(k["offsets"], dtype=np.float64), tuple(k["turns"]), np.array(k["tcp"], dtype=np.float64)
-        )
+        return KinematicChain(*(np.array(k[name], dtype=np.float64) for name in ("offsets", "turns", "tcp")))
 
     @cached_property
     def capsules(self) -> tuple[Capsule, ...]:

@@ -13,9 +13,9 @@ from functools import cache
 import daqp
 import numpy as np
 from numba import njit
-from numpy.typing import NDArray
 
-Array = NDArray[np.float64]
+from robopolicy.real.safety.array_ops import Array
+
 Projection = Callable[[Array, Array, Array, Array, Array], "Array | None"]
 
 _FAR = 1e30

@@ -15,13 +15,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
 from robopolicy.core.untrusted import read_bytes, refusing
+from robopolicy.real.safety.array_ops import Array
 from robopolicy.real.safety.errors import SafetyError
 from robopolicy.real.safety.profile import Profile
-
-Array = NDArray[np.float64]
 
 FORMAT = 1
 LARGEST, MOST = 2**26, 64  # bytes of an array of a file, and how many of them

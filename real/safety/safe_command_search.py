@@ -11,19 +11,14 @@ from typing import NamedTuple
 
 import numpy as np
 from numba import njit
-from numpy.typing import NDArray
 
-from robopolicy.real.safety.array_ops import any_true, max_abs_diff
+from robopolicy.real.safety.array_ops import Array, Bool, Ints, any_true, max_abs_diff
 from robopolicy.real.safety.body import Body
 from robopolicy.real.safety.limits import Limit, broken
 from robopolicy.real.safety.path import Here, Path
 from robopolicy.real.safety.profile import Profile
 from robopolicy.real.safety.projection import TOLERANCE, Projection
 from robopolicy.real.safety.velocity_bounds import velocity_bounds
-
-Array = NDArray[np.float64]
-Bool = NDArray[np.bool_]
-Ints = NDArray[np.int64]
 
 
 class SearchResult(NamedTuple):

@@ -2,27 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+import pydantic
+from pydantic_core import to_jsonable_python
 
 from robopolicy.core.errors import closest
+from robopolicy.core.untrusted import checked
 from robopolicy.real.safety.errors import SafetyError
-
-Array = NDArray[np.float64]
-
 
 MAX_TRACKING_ERROR = 0.2  # rad: a joint that is so far from its newest command does not follow it
 
 Vector = tuple[float, float, float]
 
+_STRICT = pydantic.ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
+
 
 @dataclass(frozen=True)
 class Plane:
     """A half-space that no part of the arm may enter: normal · x < offset is forbidden."""
+
+    __pydantic_config__ = _STRICT
 
     normal: Vector
     offset: float  # m
@@ -31,6 +34,8 @@ class Plane:
 @dataclass(frozen=True)
 class Box:
     """An axis-aligned volume in the base frame, m."""
+
+    __pydantic_config__ = _STRICT
 
     low: Vector
     high: Vector
@@ -72,7 +77,7 @@ class Settings:
     contact_stiffness: float = 1000.0
 
     def __post_init__(self) -> None:
-        for name, low, high in _RANGES:
+        for name, (low, high, _) in _RANGES.items():
             value = getattr(self, name)
             number = isinstance(value, (int, float, np.number)) and not isinstance(value, bool)
             if value is not None and not (number and low <= value <= high):  # NaN fails too
@@ -88,14 +93,14 @@ class Settings:
 
     def loosened_by(self, other: Settings) -> list[str]:
         """List the limits that `other` would loosen."""
-        found = [n for n in _SMALLER_IS_TIGHTER if _of(getattr(other, n)) > _of(getattr(self, n))]
+        ways = ((n, way, _of(getattr(self, n)), _of(getattr(other, n))) for n, (*_, way) in _RANGES.items() if way)
+        found = [n for n, way, mine, theirs in ways if way * theirs < way * mine]
         if self.tracking_error is not None and (other.tracking_error or 0.0) > self.tracking_error:
             found.append("tracking_error")
         if self.tracking_error is None and other.tracking_error is not None:
             found.append("tracking_error")
-        found += [n for n in _LARGER_IS_TIGHTER if getattr(other, n) < getattr(self, n)]
-        mine, theirs = self.workspace, other.workspace
-        if mine is not None and (theirs is None or not _inside(theirs, mine)):
+        box, inner = self.workspace, other.workspace
+        if box is not None and (inner is None or not _inside(inner, box)):
             found.append("workspace")
         found += [n for n in ("planes", "keep_out") if not set(getattr(self, n)) <= set(getattr(other, n))]
         return found
@@ -107,18 +112,12 @@ def slowed(settings: Mapping[str, Any], speed: float) -> dict[str, Any]:
     return {**settings, **{name: settings.get(name, value) * speed for name, value in usual.items()}}
 
 
-_RANGES = (
-    ("velocity", 0.001, 1.0), ("acceleration", 0.01, 1.0), ("jerk", 0.01, 1.0), ("joint_margin", 0.0, 1.0),
-    ("tcp_speed", 0.001, 3.0), ("scene_distance", 0.0, 1.0), ("self_distance", 0.0, 1.0), ("condition", 2.0, 1e6),
-    ("reference_clip", 1e-3, 10.0), ("tracking_error", 1e-3, 10.0), ("energy", 0.0, 1e6),
-    ("contact_stiffness", 0.0, 1e7),
-)  # fmt: skip
-
-_SMALLER_IS_TIGHTER = (
-    "velocity", "acceleration", "jerk", "tcp_speed", "condition", "reference_clip", "energy",
-)  # fmt: skip
-
-_LARGER_IS_TIGHTER = ("joint_margin", "scene_distance", "self_distance", "contact_stiffness")
+_RANGES = {  # lowest and highest value; -1: smaller is tighter, 1: larger is, 0: see `loosened_by`
+    "velocity": (0.001, 1.0, -1), "acceleration": (0.01, 1.0, -1), "jerk": (0.01, 1.0, -1),
+    "joint_margin": (0.0, 1.0, 1), "tcp_speed": (0.001, 3.0, -1), "scene_distance": (0.0, 1.0, 1),
+    "self_distance": (0.0, 1.0, 1), "condition": (2.0, 1e6, -1), "reference_clip": (1e-3, 10.0, -1),
+    "tracking_error": (1e-3, 10.0, 0), "energy": (0.0, 1e6, -1), "contact_stiffness": (0.0, 1e7, 1),
+}  # fmt: skip
 
 
 def _of(value: float | None) -> float:
@@ -128,6 +127,12 @@ def _of(value: float | None) -> float:
 def _inside(inner: Box, outer: Box) -> bool:
     low = all(a >= b for a, b in zip(inner.low, outer.low, strict=True))
     return low and all(a <= b for a, b in zip(inner.high, outer.high, strict=True))
+
+
+_SHAPES: dict[str, pydantic.TypeAdapter[Any]] = {
+    "workspace": pydantic.TypeAdapter(Box | None), "planes": pydantic.TypeAdapter(tuple[Plane, ...]),
+    "keep_out": pydantic.TypeAdapter(tuple[Box, ...]),
+}  # fmt: skip
 
 
 def settings_of(given: Mapping[str, Any]) -> Settings:
@@ -140,30 +145,9 @@ def settings_of(given: Mapping[str, Any]) -> Settings:
     for name in given:
         if name not in known:
             raise SafetyError(f"no such safety setting: {name!r}. {closest(name, known)}")
-    ready = dict(given)
-    if "workspace" in given and given["workspace"] is not None:
-        ready["workspace"] = _shape(Box, "workspace", given["workspace"])
-    for name, kind in (("planes", Plane), ("keep_out", Box)):
-        if name in given:
-            if isinstance(given[name], (Mapping, str)) or not isinstance(given[name], Iterable):
-                raise SafetyError(f"{name}: expected a list, found {given[name]!r}")
-            ready[name] = tuple(_shape(kind, f"{name}[{k}]", each) for k, each in enumerate(given[name]))
-    return Settings(**ready)
-
-
-def _shape(kind: type[Box] | type[Plane], name: str, given: Any) -> Any:
-    if isinstance(given, kind):
-        return given
-    values: dict[str, Any] = {}
-    wanted = {f.name: 3 if f.type == "Vector" else 1 for f in fields(kind)}
-    if not isinstance(given, Mapping) or set(given) != set(wanted):
-        raise SafetyError(f"{name}: expected {{{', '.join(wanted)}}}, found {given!r}")
-    for key, size in wanted.items():
-        try:
-            numbers = np.asarray(given[key], dtype=np.float64)
-        except (TypeError, ValueError):
-            numbers = np.array(np.nan)
-        if numbers.shape != (() if size == 1 else (size,)) or not np.isfinite(numbers).all():
-            raise SafetyError(f"{name}.{key}: expected {size} finite number(s) [m], found {given[key]!r}")
-        values[key] = float(numbers) if size == 1 else tuple(numbers.tolist())
-    return kind(**values)
+    shapes = {
+        name: checked(kind, to_jsonable_python(given[name], fallback=repr), f"safety.{name}", error=SafetyError)
+        for name, kind in _SHAPES.items()
+        if name in given
+    }
+    return Settings(**{**given, **shapes})

@@ -3,42 +3,30 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from functools import cached_property
 
 import numpy as np
 from numba import njit
 
+from robopolicy.real.safety.array_ops import Array, Ints
 from robopolicy.real.safety.body import Body
-from robopolicy.real.safety.limits import Inequalities
-from robopolicy.real.safety.path import Array, Here, Ints, Path
+from robopolicy.real.safety.path import Here, Inequalities, Path
 
 
-@dataclass(frozen=True, eq=False)
 class Singularity:
     """Condition number of the Jacobian (metres and radians as they are) stays below `limit`.
 
     Singular values change no faster than the Jacobian's norm, which a path's joint travel bounds; so a few samples do.
     """
 
-    body: Body
-    limit: float
-    samples: int = 8
-    name: str = "singularity"
+    name = "singularity"
 
-    @cached_property
-    def _rates(self) -> Array:
-        """[n]: how fast the Jacobian's norm changes per radian of each joint, at most (see `_away`).
-
-        The first joint turns everything alike, which leaves singular values as they are.
-        """
-        arm = self.body.tcp_reach.copy()
-        arm[-1] = np.hypot(*self.body.profile.chain.tcp[:2])
-        n = len(arm)
-        index = np.arange(n)
-        rates = np.sqrt([np.square(arm[np.maximum(i, index)]).sum() + (n - 1 - i) for i in range(n)])
-        rates[0] = 0.0
-        return rates
+    def __init__(self, body: Body, limit: float, samples: int = 8) -> None:
+        self.limit, self.samples, arm = limit, samples, body.tcp_reach.copy()
+        arm[-1] = np.hypot(*body.profile.chain.tcp[:2])
+        n, index = len(arm), np.arange(len(arm))
+        # [n]: how fast the Jacobian's norm changes per radian of each joint, at most (see `_away`).
+        self._rates = np.sqrt([np.square(arm[np.maximum(i, index)]).sum() + (n - 1 - i) for i in range(n)])
+        self._rates[0] = 0.0  # the first joint turns everything alike, which leaves singular values as they are
 
     def margin(self, path: Path) -> Array:
         """Without unit: limit · smallest − largest singular value; ∞ where ≥ 0 is certain without them."""
@@ -48,7 +36,7 @@ class Singularity:
 
     def rows(self, here: Here) -> Inequalities | None:
         g, h = here.room(1)
-        return Inequalities(*here.brake(g, h, 1)) if _away(here.jacobian, self.limit, g[0], h) else None
+        return here.brake(g, h, int(_away(here.jacobian, self.limit, g[0], h)), extra=0.0)
 
 
 @njit(cache=True, nogil=True)

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from functools import cached_property
 
 import numpy as np
 from numba import njit
 
+from robopolicy.real.safety.array_ops import Array
 from robopolicy.real.safety.body import Body
-from robopolicy.real.safety.limits import EXTRA, NEAR, Inequalities
-from robopolicy.real.safety.path import Array, Here, Ints, Path
+from robopolicy.real.safety.geometry import NEAR
+from robopolicy.real.safety.path import Here, Inequalities, Path, PathSamples
 from robopolicy.real.safety.settings import Box
 
 
-@dataclass(frozen=True, eq=False)
 class TcpSpeed:
     """|ṗ| ≤ limit [m/s] of the tool's point.
 
@@ -23,20 +21,17 @@ class TcpSpeed:
     serial arm is bounded from the joints' speeds, accelerations and jerks.
     """
 
-    body: Body
-    limit: float
-    name: str = "tcp_speed"
+    name = "tcp_speed"
+
+    def __init__(self, body: Body, limit: float) -> None:
+        self.body, self.limit = body, limit
+        self._third = float(body.profile.jerk @ body.tcp_reach)  # m/s³, for rows
 
     def margin(self, path: Path) -> Array:
         out, s, jac = np.empty(len(path.c)), path.samples, path.pose.jacobian
         step = path.stride_at(path.dt) * path.dt
-        _speed(jac, s.qd, s.speed, s.accel, s.jerk, self.body.tcp_reach, step, s.first, out)
+        _speed(jac, s, self.body.tcp_reach, step, out)
         return self.limit - out
-
-    @cached_property
-    def _third(self) -> float:
-        """m/s³, for rows."""
-        return float(self.body.profile.jerk @ self.body.tcp_reach)
 
     def rows(self, here: Here) -> Inequalities | None:
         g, h = here.room(5)
@@ -81,10 +76,9 @@ def _sides(way: Array) -> Array:
 
 
 @njit(cache=True, nogil=True)
-def _speed(
-    jac: Array, qd: Array, speed: Array, accel: Array, jerk: Array, reach: Array, step: float, first: Ints, out: Array
-) -> None:
+def _speed(jac: Array, samples: PathSamples, reach: Array, step: float, out: Array) -> None:
     """[N] m/s, the highest on each path."""
+    first, qd, speed, accel, jerk = samples.first, samples.qd, samples.speed, samples.accel, samples.jerk
     for arm in range(out.shape[0]):
         out[arm] = before = third = 0.0
         for m in range(first[arm], first[arm + 1]):
@@ -109,45 +103,41 @@ def _speed(
             third, before = by_jerk + 4 * w * by_accel + (2 * alpha + 4 * w**2) * by_speed, now
 
 
-@dataclass(frozen=True, eq=False)
 class Workspace:
     """Keep the tool's point inside a box."""
 
-    body: Body
-    box: Box
-    name: str = "workspace"
+    name = "workspace"
 
-    @cached_property
-    def _ends(self) -> tuple[Array, Array]:
-        return np.array(self.box.low, dtype=np.float64), np.array(self.box.high, dtype=np.float64)
+    def __init__(self, body: Body, box: Box) -> None:
+        self.body, self._box = body, np.array((box.low, box.high), dtype=np.float64)
 
     def margin(self, path: Path) -> Array:
         points = path.pose.points
         room = np.empty((len(points), 1))
-        _inside(points, *self._ends, room)
+        _inside(points, self._box, room)
         return path.between(room, self.body.tcp_reach[None])
 
     def rows(self, here: Here) -> Inequalities | None:
         g, h = here.room(6)
-        count = _walls(here.points, here.jacobian, *self._ends, g, h)
-        return Inequalities(*here.brake(g, h, count, extra=EXTRA)) if count else None
+        count = _walls(here.points, here.jacobian, self._box, g, h)
+        return here.brake(g, h, count)
 
 
 @njit(cache=True, nogil=True)
-def _inside(points: Array, low: Array, high: Array, room: Array) -> None:
+def _inside(points: Array, box: Array, room: Array) -> None:
     for m in range(points.shape[0]):
         room[m, 0] = np.inf
         for k in range(3):
-            room[m, 0] = min(room[m, 0], points[m, -1, k] - low[k], high[k] - points[m, -1, k])
+            room[m, 0] = min(room[m, 0], points[m, -1, k] - box[0, k], box[1, k] - points[m, -1, k])
 
 
 @njit(cache=True, nogil=True)
-def _walls(points: Array, jac: Array, low: Array, high: Array, gradient: Array, room: Array) -> int:
+def _walls(points: Array, jac: Array, box: Array, gradient: Array, room: Array) -> int:
     """Rooms to the walls that are near, their gradients, and how many these are."""
     count, tcp = 0, points[-1]
     for sign in (1.0, -1.0):
         for k in range(3):
-            distance = tcp[k] - low[k] if sign > 0 else high[k] - tcp[k]
+            distance = tcp[k] - box[0, k] if sign > 0 else box[1, k] - tcp[k]
             if distance < NEAR:
                 for i in range(jac.shape[0]):
                     gradient[count, i] = sign * jac[i, k]

@@ -11,14 +11,12 @@ from typing import Any
 
 import numpy as np
 from numba import njit
-from numpy.typing import NDArray
 
+from robopolicy.real.safety.array_ops import Array
 from robopolicy.real.safety.body import Body
 from robopolicy.real.safety.errors import SafetyError
 from robopolicy.real.safety.profile import Profile
 from robopolicy.real.safety.settings import MAX_TRACKING_ERROR
-
-Array = NDArray[np.float64]
 
 TRAIL = 64  # control points that an arm may be behind its newest command, and still be on its way
 LEAST = 0.005  # m, of a distance that leaves room beside the command
@@ -44,14 +42,12 @@ def has_scene(profile: Profile) -> bool:
     return any(getattr(profile.settings, name) for name in SCENE)
 
 
-def off_path(trail: Array, q: Array, lever: Array) -> float:
-    """m that any point is off the path through control points `trail` [K n] rad at joint angles `q` [n], at most."""
-    return float(_off_path(trail, q, lever))
-
-
 @njit(cache=True, nogil=True)
-def _off_path(trail: Array, q: Array, lever: Array) -> float:
-    """Return the least weighted sum over all segments; each is convex, with its minimum at an end or a corner."""
+def off_path(trail: Array, q: Array, lever: Array) -> float:
+    """m that any point is off the path through control points `trail` [K n] rad at joint angles `q` [n], at most.
+
+    The least weighted sum over all segments; each is convex, with its minimum at an end or a corner.
+    """
     least = np.inf
     n = len(q)
     for k in range(trail.shape[0] - 1):
@@ -84,7 +80,7 @@ class PathCheck:
         """Put the limits of a profile in force; `dt`: s between control points."""
         self.levers, self.allowance = levers(body), allowance(profile, body, dt)
 
-    def reset(self, q: Array) -> None:
+    def start(self, q: Array) -> None:
         """Start at rest at `q` [n] rad."""
         self.trail = np.tile(q, (TRAIL, 1))
         off_path(self.trail, q, self.levers)  # compiles

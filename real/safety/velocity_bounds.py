@@ -10,12 +10,9 @@ from typing import NamedTuple
 
 import numpy as np
 from numba import njit
-from numpy.typing import NDArray
 
-from robopolicy.real.safety.profile import Profile
-
-Array = NDArray[np.float64]
-Bool = NDArray[np.bool_]
+from robopolicy.real.safety.array_ops import Array, Bool
+from robopolicy.real.safety.profile import JointBounds, Profile
 
 
 class VelocityBounds(NamedTuple):
@@ -43,8 +40,7 @@ def velocity_bounds(
     """
     low, high, wish, command = np.empty((4, *target.shape))
     found = VelocityBounds(low, high, wish, np.empty(len(target), dtype=np.bool_), command)
-    p = profile
-    _velocity_bounds(c, target, before, p.low, p.high, p.velocity, p.acceleration, p.jerk, dt, pace, *found)
+    _velocity_bounds(c, target, before, profile.bounds, dt, pace, found)
     return found
 
 
@@ -53,22 +49,10 @@ SHRINK = 1 - 1e-8  # rounding must not exclude a velocity on an edge
 
 @njit(cache=True, nogil=True)
 def _velocity_bounds(
-    c: Array,
-    target: Array,
-    before: Array,
-    lowest: Array,
-    highest: Array,
-    velocity: Array,
-    acceleration: Array,
-    jerk: Array,
-    dt: float,
-    pace: float,
-    low: Array,
-    high: Array,
-    wish: Array,
-    inside: Bool,
-    command: Array,
+    c: Array, target: Array, before: Array, bounds: JointBounds, dt: float, pace: float, found: VelocityBounds
 ) -> None:
+    lowest, highest, velocity, acceleration, jerk = bounds
+    low, high, wish, inside, command = found
     last = c.shape[1] - 1
     for arm in range(c.shape[0]):
         inside[arm] = True

@@ -6,29 +6,20 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from robopolicy.core.rng import episode_seeds
 from robopolicy.core.specs import PolicySpec
 from robopolicy.core.types import TASK
 from robopolicy.datasets.lerobot_writer import DatasetWriter
 from robopolicy.policies.zero_action import ZeroActionPolicy
 from robopolicy.real.datasets.convert import Frames, frames_of
-from robopolicy.real.datasets.converted import UnusableError
+from robopolicy.real.datasets.converted import UnusableError, add_episode
 from robopolicy.real.deploy.simulated_arm import Episode
 from robopolicy.real.recording.recording import Recording
 from robopolicy.real.teleoperation.gamepad import PAD_MAP, PAD_RECORD
 from robopolicy.real.teleoperation.keys import Keys
-from robopolicy.real.teleoperation.teleoperated_sim import (
-    Show,
-    TeleoperatedSim,
-    stick_of,
-)
+from robopolicy.real.teleoperation.teleoperated_sim import Show, TeleoperatedSim, nothing, stick_of
 from robopolicy.real.teleoperation.teleoperator import KEY_MAP, RECORD_KEYS, Drive, Teleoperator
 from robopolicy.sim.env import SimEnv
-
-Array = NDArray[np.float64]
 
 
 class EpisodeMemory:
@@ -83,29 +74,20 @@ class DemonstrationRecorder:
     """
 
     def __init__(
-        self, env: SimEnv, keys: Keys, *, safety: dict[str, float] | None, drive: Drive | None, seed: int,
-        pace: Callable[[float], None], show: Show, sleep: Callable[[float], None],
-        make: Callable[..., TeleoperatedSim],
+        self, env: SimEnv, keys: Keys, *, safety: dict[str, float] | None = None, drive: Drive | None = None,
+        seed: int = 0, pace: Callable[[float], None] = nothing, show: Show = nothing,
+        sleep: Callable[[float], None] = nothing, make: Callable[..., TeleoperatedSim] = TeleoperatedSim,
     ) -> None:  # fmt: skip
         spec = env.spec
         self.env, self.seed, self.show, self.sleep = env, seed, show, sleep
         self.teleoperator = Teleoperator(keys, spec.action, env.dt, drive, recording=True, stick=stick_of(keys))
-        stands = ZeroActionPolicy(
-            PolicySpec(spec.observation, spec.action, env.dt, 1, 1, 1, spec.tasks)
-        )  # never drives
+        # It never drives.
+        stands = ZeroActionPolicy(PolicySpec(spec.observation, spec.action, env.dt, 1, 1, 1, spec.tasks))
         self.memory = EpisodeMemory(lambda: bool(self.teleoperator.verdict))
         self.arm = make(env, stands, teleoperator=self.teleoperator, settings=dict(safety or {}), put=self.memory.put,
                         pace=pace, show=show)  # fmt: skip
         self.device = "gamepad" if self.teleoperator.stick else "keyboard"
         self.frames = self.successes = self.discarded = self.scene = 0
-
-    @property
-    def provenance(self) -> dict[str, Any]:
-        spec = self.env.spec
-        return {
-            "env": {"id": spec.id, "digest": spec.digest, "horizon": spec.horizon}, "operator": self.device,
-            "limits": self.arm.chain.profile.digest, "seed_split": "train", "run_seed": self.seed,
-        }  # fmt: skip
 
     def run(self, writer: DatasetWriter, episodes: int) -> None:
         """Record until `episodes` are kept or the human ends."""
@@ -149,19 +131,10 @@ class DemonstrationRecorder:
         except UnusableError as error:
             print(f"nothing to keep: {error}")
             return
-        _add(writer, episode, number)
+        task = int(episode.obs[TASK][0]) if TASK in episode.obs else 0
+        add_episode(writer, episode.obs, episode.action, success=success, task=writer.meta.tasks[task], seed=number)
         self.frames, self.successes = self.frames + len(episode.action), self.successes + success
         self.scene += 1
-
-
-def _add(writer: DatasetWriter, episode: Frames, seed: int) -> None:
-    success = np.zeros(len(episode.action), dtype=bool)
-    success[-1] = bool(episode.success)
-    task = int(episode.obs[TASK][0]) if TASK in episode.obs else 0
-    writer.add_episode(
-        obs=episode.obs, action=episode.action, reward=success.astype(np.float32), success=success,
-        terminated=bool(episode.success), task=writer.meta.tasks[task], seed=seed,
-    )  # fmt: skip
 
 
 def _moves(action: list[float], first: list[float] | None, header: dict[str, Any]) -> bool:

@@ -15,7 +15,6 @@ import os
 import struct
 from collections import deque
 from pathlib import Path
-from types import TracebackType
 
 import numpy as np
 from numpy.typing import NDArray
@@ -83,9 +82,7 @@ class Gamepad:
     def __enter__(self) -> Gamepad:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self.fd >= 0:
             os.close(self.fd)
         self.fd = -1
@@ -137,16 +134,15 @@ class Gamepad:
         """
         if self._lost:
             raise InputLostError(self._lost)
+        gone = "end of input"
         try:
             data = os.read(self.fd, 64 * _EVENT.size)
         except BlockingIOError:
             return
         except OSError as error:
-            gone = "unplugged" if error.errno == errno.ENODEV else str(error)
-            self._lost = f"gamepad: gone ({gone})"
-            raise InputLostError(self._lost) from error
+            data, gone = b"", f"gone ({'unplugged' if error.errno == errno.ENODEV else error})"
         if not data:
-            self._lost = "gamepad: end of input"
+            self._lost = f"gamepad: {gone}"
             raise InputLostError(self._lost)
         data = self._torn + data
         whole = len(data) - len(data) % _EVENT.size

@@ -11,7 +11,6 @@ import tty
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from types import TracebackType
 from typing import Any
 
 from robopolicy.core.errors import ConfigError, RobopolicyError
@@ -63,9 +62,7 @@ class Terminal:
             self._hangup = signal.signal(signal.SIGHUP, lambda number, frame: None)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         with suppress(termios.error, OSError):  # gone
             termios.tcsetattr(self.fd, termios.TCSAFLUSH, self._before)
         if self._hangup is not None:

@@ -7,9 +7,8 @@ has the effect of the commanded motion.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from robopolicy.config.instantiate import build
 from robopolicy.config.schema import Count, Node
@@ -20,10 +19,7 @@ from robopolicy.real.teleoperation.keys import Keys
 from robopolicy.real.teleoperation.teleoperated_sim import (
     OperatorDevice,
     RealTime,
-    Show,
-    TeleoperatedSim,
     first_interrupt,
-    nothing,
     source_of,
     status,
     viewer,
@@ -81,28 +77,26 @@ def teleop(
 
 
 def record(
-    env: SimEnv, keys: Keys, out: Path, *, episodes: int, safety: dict[str, float] | None = None,
-    drive: Drive | None = None, overwrite: bool = False, seed: int = 0, view: bool = False,
-    pace: Callable[[float], None] = nothing, show: Show = nothing, sleep: Callable[[float], None] = nothing,
-    make: Callable[..., TeleoperatedSim] = TeleoperatedSim,
-) -> TeleopSummary:  # fmt: skip
-    """Record a dataset as `teleop` does, with keys from any source, at any pace; see DemonstrationRecorder."""
-    spec = env.spec
-    recorder = DemonstrationRecorder(
-        env, keys, safety=safety, drive=drive, seed=seed, pace=pace, show=show, sleep=sleep, make=make
-    )
-    arm = recorder.arm
+    env: SimEnv, keys: Keys, out: Path, *, episodes: int, overwrite: bool = False, view: bool = False, **options: Any
+) -> TeleopSummary:
+    """Record a dataset as `teleop` does, with keys from any source; `options`: of DemonstrationRecorder."""
+    recorder = DemonstrationRecorder(env, keys, **options)
+    spec, arm = env.spec, recorder.arm
+    provenance = {
+        "env": {"id": spec.id, "digest": spec.digest, "horizon": spec.horizon}, "operator": recorder.device,
+        "limits": arm.chain.profile.digest, "seed_split": "train", "run_seed": recorder.seed,
+    }  # fmt: skip
     with (
         DatasetWriter(
             out, observation=spec.observation, action=spec.action, dt=spec.dt, tasks=spec.tasks,
-            provenance=recorder.provenance, overwrite=overwrite,
+            provenance=provenance, overwrite=overwrite,
         ) as writer,
         viewer(arm, wanted=view) as arm.redraw,
         first_interrupt(arm.interrupt),
     ):  # fmt: skip
         recorder.run(writer, episodes)
         kept = writer.num_episodes
-    show("")
+    recorder.show("")
     gone = f"; the {recorder.device} is gone: stopped, the episode under way was not kept"
     print(f"{kept} demonstrations, {recorder.frames} frames in {out} ({recorder.successes} successes; "
           f"{recorder.discarded} discarded){gone if recorder.teleoperator.lost else ''}")  # fmt: skip

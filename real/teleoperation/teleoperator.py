@@ -26,6 +26,7 @@ Array = NDArray[np.float64]
 Driver = Literal["policy", "human", "rewind"]
 
 AXES = ("dx", "dy", "dz", "dyaw")
+DRIVERS: dict[str, Driver] = {"p": "policy", "t": "human", "b": "rewind"}  # by key that hands over to them
 MOVES = {  # key: (axis, direction)
     "w": (0, 1.0), "s": (0, -1.0), "a": (1, 1.0), "d": (1, -1.0),
     "r": (2, 1.0), "f": (2, -1.0), "q": (3, 1.0), "e": (3, -1.0),
@@ -167,12 +168,8 @@ class Teleoperator:
             self.quit = True
         elif self.recording and key in ("enter", "backspace"):
             self.verdict = "keep" if key == "enter" else "discard"
-        elif self.policy and key == "p":
-            self._become("policy", commanded)
-        elif self.policy and key == "t":
-            self._become("human", commanded)
-        elif self.policy and key == "b":
-            self._become("rewind", commanded)
+        elif self.policy and key in DRIVERS:
+            self._become(DRIVERS[key], commanded)
             self.left = max(1, round(self.drive.rewind_s / self.dt))
             self.until = now + 3.0 * self.drive.rewind_s + 1.0  # whatever happens
             self.last: Array = commanded.q

@@ -10,8 +10,9 @@ from robopolicy.core.errors import ConfigError, DataError
 from robopolicy.evaluation.compare import Comparison
 from robopolicy.evaluation.episode_table import EpisodeTable
 from robopolicy.reporting.curves import learning_curves, success_intervals, training_charts
-from robopolicy.reporting.plots import Whisker, interval_chart, percent, styled
+from robopolicy.reporting.plots import Whisker, interval_chart, styled
 from robopolicy.reporting.run_reader import Evaluation, read_run
+from robopolicy.reporting.templates import percent
 from robopolicy.utils.atomic import write_atomically
 
 Shown = Path | str | EpisodeTable | Comparison | Sequence[Path | str] | Mapping[str, EpisodeTable]

@@ -49,7 +49,7 @@ _SLOTS: dict[str, dict[str, Any]] = {  # slot → name → "module:attribute", o
         "value_mlp": "robopolicy.networks.mlp:ValueMLP",
     },
     "expert": {"policy": "robopolicy.evaluation.policy_expert:PolicyExpert", "scripted": "robopolicy.sim:make_expert"},
-    "gate": {"gate": "robopolicy.world_models.training.gate:gate"},
+    "gate": {"gate": "robopolicy.world_models.training.gate:Gate"},
     "image_encoder": {"conv": "robopolicy.networks.vision:ConvEncoder", "vit": "robopolicy.networks.vision:ViTEncoder"},
     "joint_filter": {"safety": "robopolicy.real.control.joint_filter:SafetyFilter"},
     "loop": {

@@ -10,8 +10,9 @@ from torch import Tensor
 
 from robopolicy.core.errors import SpecError
 from robopolicy.core.rng import step_seed
-from robopolicy.core.specs import PolicySpec, check_action_spec, check_features
+from robopolicy.core.specs import PolicySpec
 from robopolicy.core.types import Obs
+from robopolicy.datasets.compatibility import data_problems
 from robopolicy.datasets.episodes import Episodes
 
 
@@ -37,11 +38,7 @@ class Batches:
         device: torch.device | str = "cpu",
         precompute_features: Callable[[Obs, Tensor], Obs] | None = None,
     ) -> None:
-        problems = check_features(spec.observation, episodes.observation, needs="the policy", offers="the dataset")
-        problems += check_action_spec(spec.action, episodes.action_spec, needs="the policy", offers="the dataset")
-        if abs(spec.dt - episodes.dt) > 1e-6:
-            problems.append(f"dt: the policy is for {spec.dt} s a step, the dataset has {episodes.dt} s")
-        if problems:
+        if problems := data_problems(spec, episodes, needs="the policy"):
             raise SpecError("policy and dataset do not fit:\n  - " + "\n  - ".join(problems))
         self.seed, self.batch_size = seed, batch_size
         # Windows as tables of frame numbers: the frames themselves stay where they are, once.

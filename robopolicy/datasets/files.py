@@ -8,12 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pydantic
-import pydantic_core
 
+from robopolicy.core import untrusted
 from robopolicy.core.errors import DataError
 
 _KINDS = ("str", "int", "float", "bool")  # names of a union's members, which pydantic puts among the keys
-MOST_JSON = 64 * 2**20  # bytes; statistics of many cameras take a few MiB
 
 
 def visible(paths: Iterable[Path]) -> list[Path]:
@@ -27,32 +26,13 @@ def check_regular(path: Path) -> None:
         raise DataError(f"{path}: expected a file, found a folder, pipe or device. Restore it from a copy.")
 
 
-def read_json(path: Path) -> Any:
-    """Return the value in a JSON file; nesting and size are bounded.
+def read_json(path: Path) -> dict[str, Any]:
+    """Return the object in a JSON file; NaN and infinity are read, as LeRobot writes them among statistics.
 
     Raises:
-        DataError: missing, unreadable, too large or not JSON.
+        DataError: missing, unreadable, too large, too deep or no JSON object.
     """
-    check_regular(path)
-    try:
-        with path.open("rb") as file:
-            text = file.read(MOST_JSON + 1)
-        if len(text) > MOST_JSON:
-            raise ValueError(f"larger than {MOST_JSON // 2**20} MiB")
-        return pydantic_core.from_json(text)
-    except (OSError, ValueError) as error:
-        raise DataError(f"{path}: damaged ({error}). Restore it from a copy, or record again.") from error
-
-
-def parse_json(text: Any) -> Any:
-    """Return the value of a JSON text, of bounded nesting.
-
-    Raises:
-        ValueError: not JSON, or not text.
-    """
-    if not isinstance(text, str | bytes):
-        raise ValueError(f"expected text, found {type(text).__name__}")
-    return pydantic_core.from_json(text)
+    return untrusted.read_json(path, error=DataError, finite=False)
 
 
 def problems(error: pydantic.ValidationError, *, depth: int = 1) -> Iterator[tuple[tuple[str, ...], str]]:

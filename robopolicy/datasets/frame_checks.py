@@ -1,8 +1,8 @@
-"""Check single frames of an episode: numbering, rate, finite values, limits and saturation."""
+"""Check the frames of episodes before training: numbering, rate, finite values, limits and saturation."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,15 +10,11 @@ from numpy.typing import NDArray
 
 from robopolicy.core.types import ActionSpec
 from robopolicy.datasets.checks import Defect, limit_slack, outside_limits
-from robopolicy.datasets.source import DatasetInfo
+from robopolicy.datasets.episodes import Episodes
 from robopolicy.datasets.spans import FilmBlock
 
 Array = NDArray[Any]
-
-
 TIME_TOLERANCE = 1e-3  # s
-
-
 AGAIN = "Drop or re-record these episodes (load_episodes(episodes=…) selects)"
 
 
@@ -27,6 +23,30 @@ def ranges(frames: Array) -> str:
     parts = np.split(frames, np.flatnonzero(np.diff(frames) != 1) + 1)
     said = [f"{p[0]}–{p[-1]}" if len(p) > 1 else f"{p[0]}" for p in parts]
     return f"frame{'s' * (len(frames) > 1)} {', '.join(said[:6])}" + (" …" if len(said) > 6 else "")
+
+
+def check_episodes(episodes: Episodes, *, min_length: int = 1) -> list[Defect]:
+    """Return the defects of episodes in memory: shapes, lengths, numbers that are not finite, actions beyond limits."""
+    if not episodes.num_frames or not episodes.num_episodes:
+        return [Defect("dataset", "holds no frames", "Record again; only finished episodes are kept")]
+    columns = {**episodes.obs, "action": episodes.action, "next.reward": episodes.reward}
+    wanted = {k: tuple(f.shape) for k, f in episodes.observation.items() if k in columns}
+    wanted["action"] = (episodes.action_spec.dim,)
+    fix = "Give the spec that these data were recorded with"
+    shapes = {k: tuple(columns[k].shape[1:]) for k in wanted}
+    found = [Defect(k, f"expected {shape} per frame, found {shapes[k]}", fix) for k, shape in wanted.items()
+             if shapes[k] != shape]  # fmt: skip
+    values = {k: v.reshape(len(v), -1).numpy() for k, v in columns.items() if v.is_floating_point()}
+    names = {k: f.names for k, f in episodes.observation.items()} | {"action": episodes.action_spec.names}
+    for index, (first, end) in enumerate(zip(episodes.starts[:-1].tolist(), episodes.starts[1:].tolist(), strict=True)):
+        block = FilmBlock(index, first, end)
+        if end - first < min_length:
+            problem = f"has {end - first} frames, expected at least {min_length}"
+            found.append(Defect("length", problem, "Leave these episodes out: load_episodes(episodes=…)", index))
+        found += check_finite(block, values, names)
+        if shapes["action"] == wanted["action"]:
+            found += check_limits(block, values["action"], episodes.action_spec)
+    return found
 
 
 def check_frames(episode: FilmBlock, frames: Array) -> Iterator[Defect]:
@@ -63,14 +83,17 @@ def check_rate(episode: FilmBlock, stamps: Array, fps: float) -> Iterator[Defect
         yield Defect("timestamp", what, AGAIN, episode.index, int(k) + 1)
 
 
-def check_finite(episode: FilmBlock, values: Mapping[str, Array], source: DatasetInfo) -> Iterator[Defect]:
+def check_finite(
+    episode: FilmBlock, values: Mapping[str, Array], elements: Mapping[str, Sequence[str] | None]
+) -> Iterator[Defect]:
+    """Columns [F ·] with NaN or infinity. `elements`: names of a column's elements."""
     for key, value in values.items():
         part = value[episode.rows]
         if part.dtype.kind != "f" or np.isfinite(part).all():
             continue
         bad = ~np.isfinite(part)
         frame, element = map(int, np.argwhere(bad)[0])
-        names = source.columns[key].names
+        names = elements.get(key)
         what = f"element {names[element]!r}" if names and len(names) == part.shape[1] else f"element {element}"
         where = ranges(np.flatnonzero(bad.any(axis=1)))
         yield Defect(key, f"{what} is {part[frame, element]} ({where})", AGAIN, episode.index, frame)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -16,16 +17,8 @@ import torch
 from robopolicy.config.schema import Count, Fraction
 from robopolicy.core.errors import DataError
 from robopolicy.core.types import TASK, ActionSpec
-from robopolicy.datasets.checks import Defect, raise_defects
-from robopolicy.datasets.frame_checks import (
-    Array,
-    check_finite,
-    check_frames,
-    check_limits,
-    check_rate,
-    check_saturation,
-    check_stride,
-)
+from robopolicy.datasets import frame_checks
+from robopolicy.datasets.checks import Array, Defect, raise_defects
 from robopolicy.datasets.hdf5.convert import find_hdf5, inspect_hdf5
 from robopolicy.datasets.parquet import number, whole
 from robopolicy.datasets.source import INFO_FILE, DatasetInfo, resolve_action_spec
@@ -60,13 +53,11 @@ def data_check(*, dataset: Path, saturated: Fraction = 0.5, shown: Count = 50) -
 
 def inspect(source: DatasetInfo, *, saturated: float = 0.5) -> list[Defect]:
     """Return all defects of rows, then of episodes; an unusable column does not hide defects of the others."""
-    keys = [k for k in _numeric(source) if k in source.columns]
     found, table = _stray(source), None
-    try:
+    keys = [k for k in _numeric(source) if k in source.columns]
+    with _noted(found, "dataset", "Copy the whole folder again, or record again"):
         table, bad = read_files(source, keys)
         found += bad
-    except DataError as error:
-        found.append(Defect("dataset", _reason(error), "Copy the whole folder again, or record again"))
     cameras = [k for k, c in source.columns.items() if c.dtype == "video" and source.has_film(k)]
     episodes, bad = read_episodes(source, cameras)
     found += bad
@@ -76,13 +67,19 @@ def inspect(source: DatasetInfo, *, saturated: float = 0.5) -> list[Defect]:
         return found + check_stats(source, {})
     blocks = blocks_of(whole(table, "episode_index"))
     column = Columns(table, torch.tensor([*(b.first for b in blocks), table.num_rows]), source)
-    has = set(table.column_names)
-    values, unreadable = _values(source, column, [k for k in keys if k in has])
+    has, values, spec = set(table.column_names), dict[str, Array](), None
+    for key in (k for k in keys if k in has):
+        with _noted(found, key, "Record again, or mend the table"):
+            values[key] = column(key, source.columns[key].shape).reshape(table.num_rows, -1)
     stamps = number(table, "timestamp") if "timestamp" in has else None
-    spec, unknown = _spec(source)
-    found += [*unreadable, *unknown, *_rows(source, blocks, table, values, stamps, spec, saturated)]
+    if source.meta is not None:  # without it limits are not checked
+        with _noted(found, "action", "Give the spec that these data were recorded with"):
+            spec = resolve_action_spec(source, None)
+    found += _rows(source, blocks, table, values, stamps, spec, saturated)
     found += _check_duplicates(blocks, values)
-    found += _check_tasks(source, column)
+    if "task_index" in has:
+        with _noted(found, TASK, "Mend meta/tasks.parquet, or record again"):
+            read_tasks(source, column("task_index", ()))
     found += check_stats(source, values)
     found += check_blocks(blocks, episodes).of(None)
     if episodes is not None:
@@ -91,7 +88,10 @@ def inspect(source: DatasetInfo, *, saturated: float = 0.5) -> list[Defect]:
             found += check_spans(camera, episodes, blocks, stamps, source.fps).of(None)
             if stamps is not None and np.isfinite(source.fps):
                 found += check_video(source, camera, blocks, stamps, episodes.where(camera))
-    return found + _outcomes(column)
+    with _noted(found, "outcomes", "Mend the column, or record again"):  # which loading would refuse
+        read_driver(column)
+        read_outcomes(column, "recorded")
+    return found
 
 
 def _rows(
@@ -100,17 +100,18 @@ def _rows(
 ) -> Iterator[Defect]:  # fmt: skip
     """Defects of single frames, episode by episode."""
     frames = whole(table, "frame_index") if "frame_index" in table.column_names else None
+    names = {k: c.names for k, c in source.columns.items()}
     action = values.get("action")
     for block in blocks:
         if frames is not None:
-            yield from check_frames(block, frames)
+            yield from frame_checks.check_frames(block, frames)
         if stamps is not None:
-            yield from check_rate(block, stamps, source.fps)
-        yield from check_finite(block, values, source)
-        yield from check_stride(block, values, source.fps)
+            yield from frame_checks.check_rate(block, stamps, source.fps)
+        yield from frame_checks.check_finite(block, values, names)
+        yield from frame_checks.check_stride(block, values, source.fps)
         if action is not None:
-            yield from check_limits(block, action, spec)
-            yield from check_saturation(block, action, spec, saturated)
+            yield from frame_checks.check_limits(block, action, spec)
+            yield from frame_checks.check_saturation(block, action, spec, saturated)
 
 
 # -- inside ---------------------------------------------------------------------------------------------------------
@@ -121,9 +122,13 @@ def _numeric(source: DatasetInfo) -> list[str]:
     return [k for k in dict.fromkeys(known) if k in source.columns and not source.columns[k].is_picture]
 
 
-def _reason(error: DataError) -> str:
-    """Its message without the place before it, which the defect names."""
-    return (str(error).partition(": ")[2] or str(error)).rstrip(".")
+@contextmanager
+def _noted(found: list[Defect], key: str, fix: str) -> Iterator[None]:
+    """Note an error of reading as a defect of `key`, without the place before its reason."""
+    try:
+        yield
+    except DataError as error:
+        found.append(Defect(key, (str(error).partition(": ")[2] or str(error)).rstrip("."), fix))
 
 
 def _stray(source: DatasetInfo) -> list[Defect]:
@@ -149,28 +154,7 @@ def _check_count(source: DatasetInfo, table: pa.Table) -> list[Defect]:
     return found
 
 
-def _values(source: DatasetInfo, column: Columns, keys: list[str]) -> tuple[dict[str, Array], list[Defect]]:
-    values: dict[str, Array] = {}
-    found: list[Defect] = []
-    for key in keys:
-        try:
-            values[key] = column(key, source.columns[key].shape).reshape(column.table.num_rows, -1)
-        except DataError as error:
-            found.append(Defect(key, _reason(error), "Record again, or mend the table"))
-    return values, found
-
-
-def _spec(source: DatasetInfo) -> tuple[ActionSpec | None, list[Defect]]:
-    """Return the action spec; without one, limits are not checked."""
-    if source.meta is None:
-        return None, []
-    try:
-        return resolve_action_spec(source, None), []
-    except DataError as error:
-        return None, [Defect("action", str(error).rstrip("."), "Give the spec that these data were recorded with")]
-
-
-def _check_duplicates(episodes: list[FilmBlock], values: Mapping[str, Array]) -> Iterator[Defect]:
+def _check_duplicates(episodes: list[FilmBlock], values: Mapping[str, frame_checks.Array]) -> Iterator[Defect]:
     first: dict[bytes, int] = {}
     for episode in episodes:
         digest = hashlib.sha256()
@@ -180,23 +164,3 @@ def _check_duplicates(episodes: list[FilmBlock], values: Mapping[str, Array]) ->
         if same != episode.index:
             fix = "It counts twice in training, and splits share it: leave one out (load_episodes(episodes=…))"
             yield Defect("episode", f"is episode {same} again, in every frame", fix, episode.index, 0)
-
-
-def _check_tasks(source: DatasetInfo, column: Columns) -> list[Defect]:
-    if "task_index" not in column.table.column_names:
-        return []  # a defect already
-    try:
-        read_tasks(source, column("task_index", ()))
-    except DataError as error:
-        return [Defect(TASK, _reason(error), "Mend meta/tasks.parquet, or record again")]
-    return []
-
-
-def _outcomes(column: Columns) -> list[Defect]:
-    """Find columns of outcomes and drivers that loading would refuse."""
-    try:
-        read_driver(column)
-        read_outcomes(column, column.starts, column.table.num_rows, "recorded")
-    except DataError as error:
-        return [Defect("outcomes", _reason(error), "Mend the column, or record again")]
-    return []

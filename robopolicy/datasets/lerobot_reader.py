@@ -17,12 +17,14 @@ import torch
 from robopolicy.core.errors import DataError, closest
 from robopolicy.core.types import IMAGES, TASK, ActionSpec, Feature, Obs
 from robopolicy.core.untrusted import check_links
-from robopolicy.datasets.checks import check_episodes, check_needed, check_timestamps, raise_defects
+from robopolicy.datasets.checks import check_needed, raise_defects
 from robopolicy.datasets.episodes import Episodes
+from robopolicy.datasets.frame_checks import check_episodes, check_rate
 from robopolicy.datasets.lerobot_writer import DatasetWriter
 from robopolicy.datasets.metadata import SEED, RecordingMeta, num_episodes
+from robopolicy.datasets.parquet import number, whole
 from robopolicy.datasets.source import DatasetInfo, resolve_action_spec
-from robopolicy.datasets.spans import EpisodeSpans
+from robopolicy.datasets.spans import EpisodeSpans, blocks_of
 from robopolicy.datasets.tables import Columns, read_driver, read_outcomes, read_table, read_tasks, task_texts
 from robopolicy.datasets.video import load_images, load_videos
 
@@ -108,19 +110,19 @@ def load_episodes(
     action_spec = resolve_action_spec(source, action_spec)
     raise_defects(check_needed(needed or {}, source.offered), source.root)
     keys = _keys_to_load(source, needed, cameras)
-    rows = read_table(source, episodes, [source.names_there[k] for k in keys if k in source.names_there])
-    column, starts = Columns(rows.table, rows.starts, source), rows.starts
-    raise_defects(check_timestamps(torch.from_numpy(column("timestamp", ())), starts, fps=source.fps), source.root)
-    obs = _read_observations(source, keys, column, rows.episodes)
+    column, spans = read_table(source, episodes, [source.names_there[k] for k in keys if k in source.names_there])
+    blocks, stamps = blocks_of(whole(column.table, "episode_index")), number(column.table, "timestamp")
+    raise_defects((d for block in blocks for d in check_rate(block, stamps, source.fps)), source.root)
+    obs = _read_observations(source, keys, column, spans)
     tasks, task_index = read_tasks(source, column("task_index", ()))
     if TASK in keys:
         obs[TASK] = task_index
-    reward, terminated, success, known = read_outcomes(column, starts, rows.table.num_rows, outcomes)
-    seeds = column(SEED, ()) if SEED in rows.table.column_names else column("episode_index", ())
+    reward, terminated, success, known = read_outcomes(column, outcomes)
+    seeds = column(SEED if SEED in column.table.column_names else "episode_index", ()).astype(np.int64)
     result = Episodes(
         obs=obs, action=torch.from_numpy(column("action", (action_spec.dim,))).to(torch.float32), reward=reward,
-        terminated=terminated, success=success, starts=starts,
-        seeds=torch.from_numpy(seeds.astype(np.int64))[starts[:-1]], observation={k: source.offered[k] for k in keys},
+        terminated=terminated, success=success, starts=column.starts,
+        seeds=torch.from_numpy(seeds)[column.starts[:-1]], observation={k: source.offered[k] for k in keys},
         action_spec=action_spec, dt=source.meta.dt if source.meta else 1.0 / source.fps, tasks=tasks,
         driver=read_driver(column), outcomes=known,
     )  # fmt: skip

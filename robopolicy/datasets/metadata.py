@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import json
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import pydantic
 
-from robopolicy.core.errors import DataError, SpecError, closest
+from robopolicy.core.errors import DataError, SpecError
 from robopolicy.core.types import ActionSpec
 from robopolicy.datasets.files import problems, read_json
 from robopolicy.utils.atomic import write_atomically
+from robopolicy.utils.suite_packages import installed
 
 META_VERSION = 1
 META_FILE = Path("meta") / "robopolicy.json"
@@ -23,13 +23,7 @@ SEED = "episode_seed"  # column that robopolicy adds; edits of the dataset by Le
 
 def installed_versions() -> dict[str, str]:
     """Versions of the packages that shape a recording."""
-    versions = {}
-    for name in ("robopolicy", "lerobot", "mujoco", "torch", "numpy"):
-        try:
-            versions[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            versions[name] = "not installed"
-    return versions
+    return {n: installed(n) or "not installed" for n in ("robopolicy", "lerobot", "mujoco", "torch", "numpy")}
 
 
 @dataclass
@@ -51,7 +45,8 @@ class RecordingMeta:
     outcomes: Literal["recorded", "success"] = "recorded"
     provenance: dict[str, Any] = field(default_factory=dict)
     versions: dict[str, str] = field(default_factory=installed_versions)
-    version: int = META_VERSION
+    version: Annotated[int, pydantic.Field(strict=True, ge=1)] = META_VERSION
+    __pydantic_config__ = pydantic.ConfigDict(extra="forbid")
 
     def save(self, root: Path) -> None:
         write_atomically(root / META_FILE, json.dumps(asdict(self), indent=2))
@@ -67,19 +62,11 @@ class RecordingMeta:
         if not path.exists():
             return None
         data = read_json(path)
-        if not isinstance(data, dict):
-            raise DataError(f"{path}: expected an object, found {type(data).__name__}. {RESTORE}")
         version = data.get("version")
-        if not isinstance(version, int) or isinstance(version, bool) or version < 1:
-            raise DataError(f"{path}: version: expected a whole number, found {version!r}. {RESTORE}")
-        if version > META_VERSION:
+        if isinstance(version, int) and version > META_VERSION:
             raise DataError(f"{path}: version {version}; this robopolicy reads up to {META_VERSION}. Upgrade it.")
-        missing = {"action", "dt", "tasks", "observation"} - set(data)
-        unknown = set(data) - {f.name for f in fields(cls)}
-        if missing or unknown:
-            raise DataError(f"{path}: missing fields {sorted(missing)}, unknown fields {sorted(unknown)}")
         try:
-            return _MODEL.validate_python(data)
+            return _MODEL.validate_python({"version": None, **data})
         except pydantic.ValidationError as error:
             wrong = "; ".join(f"{'.'.join(place)}: {problem}" for place, problem in problems(error, depth=2))
             raise DataError(f"{path}: {wrong}. {RESTORE}") from error
@@ -111,20 +98,7 @@ def num_episodes(root: Path) -> int:
         DataError: the number is missing.
     """
     file = root / "meta" / "info.json"
-    data = read_json(file)
-    count = data.get("total_episodes") if isinstance(data, dict) else None
+    count = read_json(file).get("total_episodes")
     if not isinstance(count, int) or isinstance(count, bool) or count < 0:
         raise DataError(f"{file}: total_episodes: expected a whole number, found {count!r}. Restore it from a copy.")
     return count
-
-
-def task_order(recorded: tuple[str, ...], wanted: tuple[str, ...]) -> dict[int, int]:
-    """Index of each recorded instruction in `wanted`.
-
-    Raises:
-        DataError: an instruction is not in `wanted`.
-    """
-    for text in recorded:
-        if text not in wanted:
-            raise DataError(f"task: no instruction {text!r}. {closest(text, wanted)}")
-    return {i: wanted.index(text) for i, text in enumerate(recorded)}

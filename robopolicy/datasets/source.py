@@ -128,8 +128,6 @@ def _read_info(path: Path) -> tuple[Info, frozenset[str], list[Defect]]:
         )
         raise DataError(f"{path}: no dataset here, {file} is missing. {hint}")
     data = read_json(file)
-    if not isinstance(data, dict):
-        raise DataError(f"{file}: expected an object, found {type(data).__name__}. {_RESTORE}.")
     version = data.get("codebase_version")
     if isinstance(version, str) and not version.startswith("v3."):
         raise DataError(

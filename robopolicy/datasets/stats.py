@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import reprlib
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import pydantic
@@ -12,16 +11,32 @@ from numpy.typing import NDArray
 
 from robopolicy.core.errors import DataError
 from robopolicy.datasets.checks import Defect
-from robopolicy.datasets.files import read_json
+from robopolicy.datasets.files import problems, read_json
 from robopolicy.datasets.parquet import Kind, parquet_files, read_parts
 from robopolicy.datasets.source import DatasetInfo
 
-NEEDED = ("mean", "std", "min", "max")  # LeRobot's policies normalise by these
 _TOLERANCE = 1e-4  # of the range; statistics are rounded
 _FIX = "LeRobot's policies need them to normalise: write the dataset again (DatasetWriter, LeRobotDataset)"
 
 
-_Numbers = pydantic.TypeAdapter(float | list[float] | list[list[float]] | list[list[list[float]]])
+def _vector(value: Any) -> NDArray[np.float64]:
+    """Return a statistic as a vector; raises ValueError unless it holds finite numbers alone."""
+    found = np.asarray(value)
+    if found.dtype.kind not in "iuf" or not np.isfinite(found).all():
+        raise ValueError("expected finite numbers")
+    return found.astype(np.float64).reshape(-1)
+
+
+_Numbers = Annotated[Any, pydantic.PlainValidator(_vector)]
+
+
+class _ColumnStats(pydantic.BaseModel):
+    """Statistics of a column that LeRobot's policies normalise by, as vectors."""
+
+    mean: _Numbers
+    std: _Numbers
+    min: _Numbers
+    max: _Numbers
 
 
 def check_stats(source: DatasetInfo, values: Mapping[str, NDArray[Any]]) -> list[Defect]:
@@ -43,41 +58,24 @@ def _whole(source: DatasetInfo, keys: list[str], values: Mapping[str, NDArray[An
     try:
         stats = read_json(file)
     except DataError as error:
-        yield Defect("stats", f"meta/stats.json: {str(error).partition(': ')[2]}", _FIX)
-        return
-    if not isinstance(stats, dict):
-        yield Defect("stats", f"meta/stats.json: expected an object, found {type(stats).__name__}", _FIX)
+        yield Defect("stats", str(error).replace(str(file), "meta/stats.json"), _FIX)
         return
     for key in keys:
-        said = stats.get(key, {})
-        if not isinstance(said, dict):
-            yield Defect("stats", f"{key}: expected an object in meta/stats.json, found {reprlib.repr(said)}", _FIX)
-            continue
-        missing = [n for n in NEEDED if n not in said]
-        if missing:
-            yield Defect("stats", f"{key}: {' and '.join(missing)} are missing in meta/stats.json", _FIX)
-            continue
         try:
-            numbers = {n: _numbers(said[n]) for n in NEEDED}
-        except ValueError:
-            yield Defect("stats", f"{key}: expected numbers in meta/stats.json, found {reprlib.repr(said)}", _FIX)
+            said = _ColumnStats.model_validate(stats.get(key, {}))
+        except pydantic.ValidationError as error:
+            wrong = "; ".join(f"{'.'.join(place)} {problem}" for place, problem in problems(error))
+            yield Defect("stats", f"{key}: {wrong} in meta/stats.json", _FIX)
             continue
-        if not all(np.isfinite(v).all() for v in numbers.values()):
-            yield Defect("stats", f"{key}: not all are finite in meta/stats.json", _FIX)
-        elif key in values and len(source.columns[key].shape) == 1 and np.isfinite(values[key]).all():
-            yield from _stale(key, numbers, values[key])
+        if key in values and len(source.columns[key].shape) == 1 and np.isfinite(values[key]).all():
+            yield from _stale(key, said, values[key])
 
 
-def _numbers(value: Any) -> NDArray[np.float64]:
-    """Numbers of a statistic; raises ValueError where something else is among them."""
-    return np.asarray(_Numbers.validate_python(value, strict=True), dtype=np.float64).reshape(-1)
-
-
-def _stale(key: str, numbers: Mapping[str, NDArray[Any]], value: NDArray[Any]) -> Iterator[Defect]:
+def _stale(key: str, stats: _ColumnStats, value: NDArray[Any]) -> Iterator[Defect]:
     low, high = value.min(axis=0).astype(np.float64), value.max(axis=0).astype(np.float64)
     slack = _TOLERANCE * np.maximum(high - low, np.abs(high)) + 1e-9
     for name, true in (("min", low), ("max", high)):
-        said = numbers[name]
+        said: Any = getattr(stats, name)
         if said.shape != true.shape:
             yield Defect("stats", f"{key}: {name} has {len(said)} elements, the column {len(true)}", _FIX)
             return
@@ -90,7 +88,8 @@ def _stale(key: str, numbers: Mapping[str, NDArray[Any]], value: NDArray[Any]) -
 
 def _each(source: DatasetInfo, keys: list[str]) -> Iterator[Defect]:
     """Check the statistics of episodes, from which LeRobot computes those of merged and split datasets."""
-    wanted: dict[str, Kind] = {"episode_index": "any", **{f"stats/{k}/{n}": "any" for k in keys for n in NEEDED}}
+    needed = [f"stats/{k}/{n}" for k in keys for n in _ColumnStats.model_fields]
+    wanted: dict[str, Kind] = dict.fromkeys(("episode_index", *needed), "any")
     files = parquet_files(source.root / "meta" / "episodes")
     table, found = read_parts(files, wanted, source.root, fix=_FIX)
     yield from (Defect("stats", f"{d.problem} ({d.key})", d.fix) for d in found if "stats/" in d.key)
@@ -98,7 +97,7 @@ def _each(source: DatasetInfo, keys: list[str]) -> Iterator[Defect]:
         return  # a defect of meta/episodes itself
     index = table["episode_index"].to_pylist()
     for key in keys:
-        names = [f"stats/{key}/{n}" for n in NEEDED]
+        names = [f"stats/{key}/{n}" for n in _ColumnStats.model_fields]
         columns = [table[n].to_pylist() for n in names if n in table.column_names]
         for episode, *those in zip(index, *columns, strict=True):
             if any(v is None for v in those):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -15,10 +15,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from robopolicy.core.errors import DataError
+from robopolicy.core.errors import DataError, closest
 from robopolicy.datasets.checks import Defect, raise_defects
 from robopolicy.datasets.files import check_regular
-from robopolicy.datasets.metadata import SEED, task_order
+from robopolicy.datasets.metadata import SEED
 from robopolicy.datasets.parquet import Kind, number, parquet_files, read_parts, whole
 from robopolicy.datasets.source import DatasetInfo
 from robopolicy.datasets.spans import EpisodeSpans, blocks_of, check_blocks, check_spans, read_episodes
@@ -28,14 +28,6 @@ OUTCOMES = ("next.reward", "next.done", "next.truncated", "next.success")
 _PLACES = ("frame_index", "episode_index", "task_index")
 _KILLED = "The recording was killed before `finalize`, or the file was damaged: copy it again, or record again"
 DRIVERS = ("policy", "human", "rewind")  # values of `driver`
-
-
-class TableRows(NamedTuple):
-    """Frames of whole episodes: their columns, `starts` [E+1], and the spans of their films."""
-
-    table: pa.Table
-    starts: Tensor
-    episodes: EpisodeSpans
 
 
 def read_files(source: DatasetInfo, keys: Sequence[str]) -> tuple[pa.Table | None, list[Defect]]:
@@ -56,8 +48,10 @@ def read_files(source: DatasetInfo, keys: Sequence[str]) -> tuple[pa.Table | Non
     return read_parts(files, wanted, source.root, fix=_KILLED)
 
 
-def read_table(source: DatasetInfo, episodes: Sequence[int] | None, keys: Sequence[str]) -> TableRows:
-    """Return all wanted columns of `episodes` (None: all).
+def read_table(
+    source: DatasetInfo, episodes: Sequence[int] | None, keys: Sequence[str]
+) -> tuple[Columns, EpisodeSpans]:
+    """Return all wanted columns of `episodes` (None: all), and the spans of their films.
 
     Args:
         keys: columns; of videos the spans of their films.
@@ -94,7 +88,7 @@ def read_table(source: DatasetInfo, episodes: Sequence[int] | None, keys: Sequen
             f"{source.root}: frame_index, episode {index[row]}: expected {expected[row]}, found {inside[row]}. "
             f"Frames are missing or out of order."
         )
-    return TableRows(table, torch.from_numpy(np.r_[starts, len(index)]), spans)
+    return Columns(table, torch.from_numpy(np.r_[starts, len(index)]), source), spans
 
 
 def _check_places(
@@ -115,6 +109,8 @@ def _check_places(
 
 @dataclass(frozen=True)
 class Columns:
+    """Frames of whole episodes; episode e is rows starts[e]:starts[e+1]."""
+
     table: pa.Table
     starts: Tensor
     source: DatasetInfo
@@ -153,10 +149,11 @@ def read_tasks(source: DatasetInfo, index: NDArray[np.int64]) -> tuple[tuple[str
         raise DataError(
             f"{source.root}: task_index {unknown[0]} is used in data/ but has no text in meta/tasks.parquet"
         )
-    recorded = tuple(by_index.values())
-    tasks = source.meta.tasks if source.meta else recorded
-    order = task_order(recorded, tasks)
-    position = {i: order[k] for k, i in enumerate(by_index)}
+    tasks = source.meta.tasks if source.meta else tuple(by_index.values())
+    for text in by_index.values():
+        if text not in tasks:
+            raise DataError(f"task: no instruction {text!r}. {closest(text, tasks)}")
+    position = {i: tasks.index(text) for i, text in by_index.items()}
     return tasks, torch.tensor([position[i] for i in index.tolist()], dtype=torch.int64)
 
 
@@ -215,10 +212,11 @@ def read_driver(column: Columns) -> Tensor | None:
     return None
 
 
-def read_outcomes(column: Columns, starts: Tensor, frames: int, outcomes: str) -> tuple[Tensor, Tensor, Tensor, bool]:
+def read_outcomes(column: Columns, outcomes: str) -> tuple[Tensor, Tensor, Tensor, bool]:
     """reward [F], terminated [F], success [F], and whether the dataset (or the caller) says so."""
+    frames = column.table.num_rows
     last = torch.zeros(frames, dtype=torch.bool)
-    last[starts[1:] - 1] = True
+    last[column.starts[1:] - 1] = True
     if outcomes == "success":
         return last.float(), last, last.clone(), True
     if outcomes != "recorded":

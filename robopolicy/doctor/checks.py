@@ -14,6 +14,7 @@ from pathlib import Path
 
 from robopolicy.doctor.fixes import ROOT, apt_install, in_checkout, pip_install, setup_fix
 from robopolicy.doctor.probes import ProbeError, probe
+from robopolicy.utils.suite_packages import installed
 
 GIB = 2**30
 GL_PACKAGES = "libegl1 libgl1 libosmesa6"
@@ -61,13 +62,6 @@ def read_lock(path: Path) -> dict[str, str]:
             if requirement.marker is None or requirement.marker.evaluate():
                 pins[requirement.name] = str(next(iter(requirement.specifier))).removeprefix("==")
     return pins
-
-
-def installed(name: str) -> str | None:
-    try:
-        return metadata.version(name)
-    except metadata.PackageNotFoundError:
-        return None
 
 
 def check_packages() -> Check:

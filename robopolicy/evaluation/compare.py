@@ -14,6 +14,9 @@ from robopolicy.evaluation.episode_table import EpisodeTable, rates_html
 from robopolicy.evaluation.statistics import Interval, Pairs, holm, mcnemar, paired_difference
 from robopolicy.utils.atomic import write_atomically
 
+_CRITERION = "success_once"
+_LEVEL = 0.95
+
 
 @dataclass(frozen=True)
 class Comparison:
@@ -23,8 +26,6 @@ class Comparison:
     b: str
     env: str
     digest: str
-    criterion: str
-    level: float
     pairs: Pairs
     rate_a: Interval
     rate_b: Interval
@@ -35,36 +36,30 @@ class Comparison:
 
     @property
     def verdict(self) -> str:
-        if not self.p_value <= 1 - self.level:
-            return f"no difference shown at the {100 * (1 - self.level):.0f}% level"
+        if not self.p_value <= 1 - _LEVEL:
+            return f"no difference shown at the {100 * (1 - _LEVEL):.0f}% level"
         return f"{self.b if self.difference.value > 0 else self.a} is better"
 
     def text(self) -> str:
         """Return the paired table and its verdict as plain text."""
-        width = max(len(self.a), len(self.b), 1)
+        a, b, d, width = self.a, self.b, self.difference, max(len(self.a), len(self.b), 1)
         both, only_a, only_b, neither = self.pairs
         cell = max(len(str(n)) for n in self.pairs) + 2
-
-        def rate(name: str, value: Interval, diverged: int) -> str:
+        lines = [f"{self.env}: {_CRITERION} on {self.pairs.total} paired episodes, {100 * _LEVEL:g}% intervals"]
+        for name, rate, diverged in ((a, self.rate_a, self.diverged_a), (b, self.rate_b, self.diverged_b)):
             note = f"  ({diverged} diverged, counted as failures)" if diverged else ""
-            return f"  {name:<{width}}  {_percent(value)}{note}"
-
-        d = self.difference
-        points = f"{100 * d.value:+.1f} points ({100 * d.low:+.1f} to {100 * d.high:+.1f}, Tango)"
-        return "\n".join(
-            [
-                f"{self.env}: {self.criterion} on {self.pairs.total} paired episodes, {100 * self.level:g}% intervals",
-                rate(self.a, self.rate_a, self.diverged_a),
-                rate(self.b, self.rate_b, self.diverged_b),
-                f"  {self.b} − {self.a}: {points}",
-                "",
-                f"  {'':<{width + 9}}{self.b} succeeds   fails",
-                f"  {self.a:<{width}} succeeds{both:>{cell + len(self.b)}}{only_a:>{cell + 9}}",
-                f"  {'':<{width}} fails   {only_b:>{cell + len(self.b)}}{neither:>{cell + 9}}",
-                "",
-                f"  exact McNemar p = {format_p(self.p_value)}: {self.verdict}",
-            ]
-        )
+            lines.append(f"  {name:<{width}}  {100 * rate.value:5.1f}%  ({100 * rate.low:.1f}–{100 * rate.high:.1f}, "
+                         f"Wilson){note}")  # fmt: skip
+        lines += [
+            f"  {b} − {a}: {100 * d.value:+.1f} points ({100 * d.low:+.1f} to {100 * d.high:+.1f}, Tango)",
+            "",
+            f"  {'':<{width + 9}}{b} succeeds   fails",
+            f"  {a:<{width}} succeeds{both:>{cell + len(b)}}{only_a:>{cell + 9}}",
+            f"  {'':<{width}} fails   {only_b:>{cell + len(b)}}{neither:>{cell + 9}}",
+            "",
+            f"  exact McNemar p = {format_p(self.p_value)}: {self.verdict}",
+        ]
+        return "\n".join(lines)
 
     __repr__ = text
 
@@ -72,16 +67,16 @@ class Comparison:
         """Return both success rates with their intervals, the difference and the verdict, for a notebook."""
         d, n = self.difference, self.pairs.total
         rates = [(self.a, self.rate_a, n), (self.b, self.rate_b, n)]
-        table = rates_html(rates, caption=f"{self.env}, paired episodes", level=self.level)
+        table = rates_html(rates, caption=f"{self.env}, paired episodes", level=_LEVEL)
         points = f"{100 * d.value:+.1f} points ({100 * d.low:+.1f} to {100 * d.high:+.1f}, Tango)"
         text = f"{self.b} − {self.a}: {points}; exact McNemar p = {format_p(self.p_value)}: {self.verdict}"
         return f"{table}<p>{escape(text)}</p>"
 
     def to_dict(self) -> dict[str, Any]:
         """JSON values; rates and differences as fractions."""
-        same = ("a", "b", "env", "digest", "criterion", "level")
         return {
-            **{k: getattr(self, k) for k in same}, "episodes": self.pairs.total, "pairs": self.pairs._asdict(),
+            "a": self.a, "b": self.b, "env": self.env, "digest": self.digest, "criterion": _CRITERION, "level": _LEVEL,
+            "episodes": self.pairs.total, "pairs": self.pairs._asdict(),
             "rate_a": self.rate_a._asdict(), "rate_b": self.rate_b._asdict(),
             "difference": {**self.difference._asdict(), "method": "Tango (1998) score interval"},
             "mcnemar_p": self.p_value, "diverged_a": self.diverged_a, "diverged_b": self.diverged_b,
@@ -92,40 +87,28 @@ class Comparison:
         return write_atomically(path, json.dumps(self.to_dict(), indent=2, ensure_ascii=False) + "\n")
 
 
-def compare(
-    a: EpisodeTable,
-    b: EpisodeTable,
-    *,
-    names: tuple[str, str] = ("A", "B"),
-    criterion: str = "success_once",
-    level: float = 0.95,
-) -> Comparison:
+def compare(a: EpisodeTable, b: EpisodeTable, *, names: tuple[str, str] = ("A", "B")) -> Comparison:
     """Compare policy B with policy A, episode by episode.
 
     Raises:
         DataError: the rows are not of the same task (id and digest) or not of the same seeds.
     """
     env, digest = _same_task(a, b, names)
-    outcome_b = dict(zip(b.seeds, b.successes(criterion), strict=True))
-    pairs = Pairs.of(a.successes(criterion), [outcome_b[s] for s in a.seeds])
+    outcome_b = dict(zip(b.seeds, b.successes(), strict=True))
+    pairs = Pairs.of(a.successes(), [outcome_b[s] for s in a.seeds])
     return Comparison(
-        a=names[0], b=names[1], env=env, digest=digest, criterion=criterion, level=level, pairs=pairs,
-        rate_a=a.success_rate(criterion, level=level), rate_b=b.success_rate(criterion, level=level),
-        difference=paired_difference(pairs, level=level), p_value=mcnemar(pairs), diverged_a=a.diverged,
-        diverged_b=b.diverged,
+        a=names[0], b=names[1], env=env, digest=digest, pairs=pairs, rate_a=a.success_rate(), rate_b=b.success_rate(),
+        difference=paired_difference(pairs), p_value=mcnemar(pairs), diverged_a=a.diverged, diverged_b=b.diverged,
     )  # fmt: skip
 
 
-def worse_than_base(
-    base: EpisodeTable, evaluations: Sequence[EpisodeTable], *, criterion: str = "success_once"
-) -> list[tuple[float, float]]:
+def worse_than_base(base: EpisodeTable, evaluations: Sequence[EpisodeTable]) -> list[tuple[float, float]]:
     """Test whether a policy was worse than its base at any evaluation of its training.
 
     Return, per evaluation, the difference to the base and the Holm-adjusted p-value of a one-sided exact McNemar
     test for "worse". None below 0.05: no evaluation was shown to be worse, at a family-wise 5%.
     """
-    found = [compare(base, rows, names=("base", f"evaluation {i}"), criterion=criterion)
-             for i, rows in enumerate(evaluations)]  # fmt: skip
+    found = [compare(base, rows, names=("base", f"evaluation {i}")) for i, rows in enumerate(evaluations)]
     adjusted = holm([mcnemar(c.pairs, alternative="worse") for c in found])
     return [(c.difference.value, p) for c, p in zip(found, adjusted, strict=True)]
 
@@ -135,10 +118,6 @@ def format_p(p: float) -> str:
     if p < 1e-99:
         return "< 1e-99"
     return f"{p:.0e}" if p < 0.001 else f"{p:.3f}" if p < 0.1 else f"{p:.2f}"
-
-
-def _percent(value: Interval) -> str:
-    return f"{100 * value.value:5.1f}%  ({100 * value.low:.1f}–{100 * value.high:.1f}, Wilson)"
 
 
 def _same_task(a: EpisodeTable, b: EpisodeTable, names: tuple[str, str]) -> tuple[str, str]:

@@ -29,13 +29,13 @@ class Change:
         return self.p_worse < 0.05
 
 
-def forgetting(before: EpisodeTable, after: EpisodeTable, *, criterion: str = "success_once") -> list[Change]:
+def forgetting(before: EpisodeTable, after: EpisodeTable) -> list[Change]:
     """Return the change of every instruction, the largest loss first.
 
     Raises:
         DataError: the rows are not of the same task and seeds, or an episode had another instruction.
     """
-    whole = compare(before, after, names=("before", "after"), criterion=criterion)  # raises where they do not pair
+    whole = compare(before, after, names=("before", "after"))  # raises where they do not pair
     tasks_after = dict(zip(after.seeds, after.frame["task"], strict=True))
     other = [s for s, task in zip(before.seeds, before.frame["task"], strict=True) if tasks_after[s] != task]
     if other:
@@ -46,7 +46,7 @@ def forgetting(before: EpisodeTable, after: EpisodeTable, *, criterion: str = "s
     pairs = []
     for task in sorted(set(before.frame["task"])):
         parts = (EpisodeTable(rows.frame[rows.frame["task"] == task]) for rows in (before, after))
-        pairs.append((task, compare(*parts, names=("before", "after"), criterion=criterion)))
+        pairs.append((task, compare(*parts, names=("before", "after"))))
     adjusted = holm([mcnemar(c.pairs, alternative="worse") for _, c in pairs])
     found = [Change(task, c.pairs.total, c.rate_a, c.rate_b, c.difference, p)
              for (task, c), p in zip(pairs, adjusted, strict=True)]  # fmt: skip

@@ -40,11 +40,11 @@ class Mp4Writer:
     hold_s: seconds for which the last picture stands still at the end.
     """
 
-    def __init__(self, path: Path | str, *, fps: float, hold_s: float = _HOLD_S, crf: int = 24) -> None:
+    def __init__(self, path: Path | str, *, fps: float, hold_s: float = _HOLD_S) -> None:
         self.path = Path(path)
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self.part = self.path.with_name(f".{self.path.name}.part")
-        self.fps, self.hold_s, self.crf = Fraction(fps).limit_denominator(1000), hold_s, crf
+        self.fps, self.hold_s = Fraction(fps).limit_denominator(1000), hold_s
         self.last: np.ndarray | None = None
 
     def __enter__(self) -> Mp4Writer:
@@ -53,7 +53,7 @@ class Mp4Writer:
         self.container = av.open(str(self.part), "w", format="mp4", options={"movflags": "+faststart"})
         self.stream = self.container.add_stream("libx264", rate=self.fps)
         self.stream.pix_fmt = "yuv420p"
-        self.stream.options = {"crf": str(self.crf), "preset": "veryfast"}
+        self.stream.options = {"crf": "24", "preset": "veryfast"}
         self.stream.thread_count = 1
         return self
 

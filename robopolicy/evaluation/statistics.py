@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 import random
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from statistics import NormalDist
 from typing import Literal, NamedTuple
@@ -48,10 +49,8 @@ class Pairs(NamedTuple):
     @classmethod
     def of(cls, a: Iterable[bool], b: Iterable[bool]) -> Pairs:
         """Count `a` [E] and `b` [E], in the same order of seeds."""
-        counts = [0, 0, 0, 0]
-        for success_a, success_b in zip(a, b, strict=True):
-            counts[(0 if success_b else 1) if success_a else (2 if success_b else 3)] += 1
-        return cls(*counts)
+        counts = Counter((bool(x), bool(y)) for x, y in zip(a, b, strict=True))
+        return cls(*(counts[x, y] for x in (True, False) for y in (True, False)))
 
 
 def wilson(successes: int, episodes: int, *, level: float = 0.95) -> Interval:
@@ -124,12 +123,11 @@ def unpaired_difference(a: Interval, b: Interval) -> Interval:
 
 def holm(p_values: Sequence[float]) -> list[float]:
     """Adjusted p-values, in the order given: Holm (1979), Scand. J. Stat. 6. Compare each with the level itself."""
-    order = sorted(range(len(p_values)), key=lambda i: p_values[i])
-    adjusted, running = [0.0] * len(p_values), 0.0
-    for rank, index in enumerate(order):
-        running = max(running, min(1.0, (len(p_values) - rank) * p_values[index]))
-        adjusted[index] = running
-    return adjusted
+    order = np.argsort(p_values, kind="stable")
+    adjusted = np.empty(len(order))
+    factors = np.arange(len(order), 0, -1)
+    adjusted[order] = np.maximum.accumulate(np.minimum(1.0, factors * np.asarray(p_values)[order]))
+    return adjusted.tolist()
 
 
 def mean(values: Sequence[float]) -> float:

@@ -39,9 +39,9 @@ class FilmOptions(TypedDict, total=False):
     height: int
 
 
-def choose(rows: EpisodeTable, count: int, *, criterion: str = "success_once") -> list[int]:
+def choose(rows: EpisodeTable, count: int) -> list[int]:
     """Choose at most `count` seeds, failures first, with at least one success if possible."""
-    outcome = list(zip(rows.seeds, rows.successes(criterion), strict=True))
+    outcome = list(zip(rows.seeds, rows.successes(), strict=True))
     failures, successes = [s for s, ok in outcome if not ok], [s for s, ok in outcome if ok]
     failures = failures[: max(count - 1, 1)] if successes else failures
     return (failures + successes)[:count]
@@ -49,7 +49,7 @@ def choose(rows: EpisodeTable, count: int, *, criterion: str = "success_once") -
 
 def film(
     policy: Policy, env: VecEnv, rows: EpisodeTable, out: Path | str, *, count: int = 6, seeds: list[int] | None = None,
-    label: str = "", criterion: str = "success_once", **options: Unpack[FilmOptions],
+    label: str = "", **options: Unpack[FilmOptions],
 ) -> list[Path]:  # fmt: skip
     """Film episodes of `rows` again, as H.264 files in `out` with an index beside them.
 
@@ -62,26 +62,21 @@ def film(
         SpecError: the env cannot be filmed, or is not the task of the rows.
         DataError: `strict`, and an episode ended otherwise than on record.
     """
-    chosen = choose(rows, count, criterion=criterion) if seeds is None else list(seeds)
+    chosen = choose(rows, count) if seeds is None else list(seeds)
     out = Path(out)
-    entries = _film(policy, env, rows, out, seeds=chosen, label=label, criterion=criterion, **options)
+    entries = _film(policy, env, rows, out, seeds=chosen, label=label, **options)
     _write_index(out, entries)
     return [out / entry["file"] for entry in entries]
 
 
 def film_pairs(
     a: tuple[Policy, EpisodeTable], b: tuple[Policy, EpisodeTable], env: VecEnv, out: Path | str, *,
-    names: tuple[str, str] = ("base", "refined"), count: int = 4, criterion: str = "success_once",
-    **options: Unpack[FilmOptions],
+    names: tuple[str, str] = ("base", "refined"), count: int = 4, **options: Unpack[FilmOptions],
 ) -> list[Path]:  # fmt: skip
     """Films of A (left) and B (right) on the same seeds: first what only A manages, then what only B manages."""
-    left, right = (dict(zip(rows.seeds, rows.successes(criterion), strict=True)) for _, rows in (a, b))
-    kinds: dict[tuple[bool, bool], list[int]] = {
-        (True, False): [],
-        (False, True): [],
-        (False, False): [],
-        (True, True): [],
-    }
+    left, right = (dict(zip(rows.seeds, rows.successes(), strict=True)) for _, rows in (a, b))
+    order = ((True, False), (False, True), (False, False), (True, True))
+    kinds: dict[tuple[bool, bool], list[int]] = {kind: [] for kind in order}
     for seed in (s for s in left if s in right):
         kinds[left[seed], right[seed]].append(seed)
     kinds[True, False] = kinds[True, False][: max(1, count // 2)]
@@ -92,7 +87,7 @@ def film_pairs(
         single: list[dict[int, Path]] = []
         for name, (policy, rows) in zip(names, (a, b), strict=True):
             part = Path(temp) / f"{len(single)}"
-            found = _film(policy, env, rows, part, seeds=chosen, label=name, criterion=criterion, **options)
+            found = _film(policy, env, rows, part, seeds=chosen, label=name, **options)
             single.append({entry["seed"]: part / entry["file"] for entry in found})
         for n, seed in enumerate(s for s in chosen if all(s in films for films in single)):
             outcomes = ["success" if side[seed] else "failure" for side in (left, right)]
@@ -105,7 +100,7 @@ def film_pairs(
 
 
 def _film(
-    policy: Policy, env: VecEnv, rows: EpisodeTable, out: Path, *, seeds: list[int], label: str, criterion: str,
+    policy: Policy, env: VecEnv, rows: EpisodeTable, out: Path, *, seeds: list[int], label: str,
     deterministic: bool = False, strict: bool = True, camera: str | None = None, width: int = 320, height: int = 240,
 ) -> list[dict[str, Any]]:  # fmt: skip
     """Film `seeds`; index entries of the films, in the order of the seeds."""
@@ -120,7 +115,7 @@ def _film(
     unknown = [s for s in seeds if s not in record.index]
     if unknown:
         raise DataError(f"film: seeds {unknown[:3]} are not among the {len(rows)} evaluated episodes")
-    good = {s: bool(record.loc[s, criterion]) for s in seeds}
+    good = {s: bool(record.loc[s, "success_once"]) for s in seeds}
     entries: dict[int, dict[str, Any]] = {
         s: {"file": f"{n:02d}-{'success' if good[s] else 'failure'}-{s}.mp4", "kind": "single", "label": label,
             "seed": s, "outcome": "success" if good[s] else "failure", "ended_by": str(record.loc[s, "ended_by"]),

@@ -13,6 +13,7 @@ from robopolicy.core.errors import CheckpointError, SpecError, closest
 from robopolicy.core.specs import check_features
 from robopolicy.core.types import BASE_ACTION, TASK, Feature, Obs
 from robopolicy.core.untrusted import read_json
+from robopolicy.envs.wrappers import chain_of
 from robopolicy.lerobot_plugin.configuration_robopolicy import RobopolicyConfig
 from robopolicy.policies.base import Policy
 from robopolicy.policies.chunk_executor import ChunkExecutor
@@ -46,10 +47,7 @@ class RobopolicyPolicy(PreTrainedPolicy):
         if policy is None:
             raise CheckpointError(f"{_TRAINED}; give --policy.path=<directory of `robopolicy export`>")
         self.policy = policy
-        chain = [policy]
-        while chain[-1].base is not None:
-            chain.append(chain[-1].base)
-        self.chain = chain[::-1]  # the lowest base first
+        self.chain = chain_of(policy)[::-1]  # the lowest base first
         self.reset()
 
     @classmethod

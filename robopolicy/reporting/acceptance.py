@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import fnmatch
-import json
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
-from robopolicy.core.errors import DataError, closest
-from robopolicy.reporting.plots import number
+import pydantic
+
+from robopolicy.core.errors import DataError
+from robopolicy.core.untrusted import checked, parse_json, read_text
 from robopolicy.reporting.result_rows import ALL, ROOT, Evidence
+from robopolicy.reporting.templates import number
 
+_NO_OTHER_KEYS = pydantic.ConfigDict(extra="forbid")
 Status = Literal["met", "shown", "not met", "incomplete", "not measured"]
 
 
@@ -36,6 +39,7 @@ class Criterion:
     settings: int = 1
     count: int = 1
     episodes: int = 0
+    __pydantic_config__ = _NO_OTHER_KEYS
 
 
 @dataclass(frozen=True)
@@ -45,6 +49,10 @@ class Goal:
     id: str
     title: str
     criteria: tuple[Criterion, ...]
+    __pydantic_config__ = _NO_OTHER_KEYS
+
+
+_GOALS = pydantic.TypeAdapter(list[Goal])
 
 
 class AcceptanceVerdict(NamedTuple):
@@ -57,30 +65,13 @@ def read_goals(path: Path | str = ROOT / "acceptance_criteria.json") -> list[Goa
     """Goals in the file's order; none where there is no file.
 
     Raises:
-        DataError: unknown or missing keys; names experiment and criterion.
+        DataError: not JSON, or unknown, missing or mistyped keys; names each by goal and criterion.
     """
     path = Path(path)
     if not path.is_file():
         return []
-    goals = []
-    for entry in json.loads(path.read_text(encoding="utf-8")):
-        where = f"{path.name}, {entry.get('id', 'an entry without id')}"
-        if set(entry) != {"id", "title", "criteria"}:
-            raise DataError(f"{where}: expected the keys id, title and criteria, found {sorted(entry)}")
-        criteria = tuple(_criterion(b, f"{where}, criterion {i + 1}") for i, b in enumerate(entry["criteria"]))
-        goals.append(Goal(entry["id"], entry["title"], criteria))
-    return goals
-
-
-def _criterion(data: dict[str, Any], where: str) -> Criterion:
-    known = [f.name for f in fields(Criterion)]
-    unknown = [k for k in data if k not in known]
-    if unknown:
-        raise DataError(f"{where}: unknown key {unknown[0]!r}. {closest(unknown[0], known)}")
-    missing = [k for k in ("text", "setting", "metric") if k not in data]
-    if missing:
-        raise DataError(f"{where}: {missing} must be given")
-    return Criterion(**data)
+    return checked(_GOALS, parse_json(read_text(path, error=DataError), path.name, error=DataError), path.name,
+                   error=DataError)  # fmt: skip
 
 
 def check_criterion(criterion: Criterion, rows: Sequence[Evidence]) -> AcceptanceVerdict:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections.abc import Sequence
+from itertools import cycle
 
 from robopolicy.reporting.plots import Series, Whisker, line_chart
-from robopolicy.reporting.run_reader import Evaluation, Run
+from robopolicy.reporting.run_reader import Evaluation, Run, is_finite
 
 _MAX_POINTS = 400
 _COLOURS = ("c1", "c2", "c3", "c4", "c5", "c0")
@@ -18,7 +19,7 @@ def learning_curves(runs: Sequence[Run], base: tuple[float, str] | None = None) 
     marks = [base] if base is not None else []
     charts = []
     for x, label in (("step", "steps"), ("seconds", "minutes of training")):
-        series = [s for run, colour in zip(runs, _cycle(len(runs)), strict=True) if (s := _success(run, x, colour))]
+        series = [s for run, colour in zip(runs, cycle(_COLOURS), strict=False) if (s := _success(run, x, colour))]
         if any(len(s.x) > 1 for s in series):
             charts.append(line_chart(series, title=f"Success by {label}", x_label=label, share=True, marks=marks))
     return charts
@@ -38,17 +39,17 @@ def success_intervals(evaluations: Sequence[Evaluation], reference: Evaluation |
 
 def _success(run: Run, x: str, colour: str) -> Series | None:
     key = "eval/success_rate" if any("eval/success_rate" in m for m in run.metrics) else "train/success"
-    points = [m for m in run.metrics if _number(m, key) is not None and _number(m, "step") is not None]
+    points = [m for m in run.metrics if is_finite(m.get(key)) and is_finite(m.get("step"))]
     if not points:
         return None
     steps = [float(m["step"]) for m in points]
     at = steps if x == "step" else [t / 60 for t in _seconds(run, steps, points)]
     if any(math.isnan(v) for v in at):
         return None
-    low, high = ([_number(m, f"eval/success_{side}") for m in points] for side in ("low", "high"))
-    band = key.startswith("eval") and None not in low and None not in high
+    low, high = ([m.get(f"eval/success_{side}", math.nan) for m in points] for side in ("low", "high"))
+    band = key.startswith("eval") and all(map(is_finite, low + high))
     rate = [float(m[key]) for m in points]
-    return Series(run.name, at, rate, low if band else [], high if band else [], colour)  # type: ignore[arg-type]
+    return Series(run.name, at, rate, low if band else [], high if band else [], colour)
 
 
 def _seconds(run: Run, steps: Sequence[float], points: Sequence[dict]) -> list[float]:
@@ -56,7 +57,7 @@ def _seconds(run: Run, steps: Sequence[float], points: Sequence[dict]) -> list[f
     xs, ts = run.curve("train/seconds")
     if xs:
         return [_interpolate([0.0, *xs], [0.0, *ts], s) for s in steps]
-    return [_number(m, "wall_s") if _number(m, "wall_s") is not None else math.nan for m in points]  # type: ignore[misc]
+    return [m["wall_s"] if is_finite(m.get("wall_s")) else math.nan for m in points]
 
 
 def training_charts(runs: Sequence[Run], *, limit: int = 24) -> list[str]:
@@ -68,7 +69,7 @@ def training_charts(runs: Sequence[Run], *, limit: int = 24) -> list[str]:
     charts = []
     for key in keys[:limit]:
         series = []
-        for run, colour in zip(runs, _cycle(len(runs)), strict=True):
+        for run, colour in zip(runs, cycle(_COLOURS), strict=False):
             x, y = run.curve(key)
             if len(x) > 1:
                 series.append(Series(run.name, *_thin(x, y), colour=colour))
@@ -91,13 +92,3 @@ def _interpolate(xs: Sequence[float], ys: Sequence[float], x: float) -> float:
     i = min(max(bisect_left(xs, x), 1), len(xs) - 1)
     span = xs[i] - xs[i - 1]
     return ys[i] if span <= 0 else ys[i - 1] + (ys[i] - ys[i - 1]) * (x - xs[i - 1]) / span
-
-
-def _number(row: dict, key: str) -> float | None:
-    value = row.get(key)
-    fine = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-    return float(value) if fine else None  # type: ignore[arg-type]
-
-
-def _cycle(count: int) -> list[str]:
-    return [_COLOURS[i % len(_COLOURS)] for i in range(count)]

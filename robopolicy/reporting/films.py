@@ -1,27 +1,31 @@
-"""Write the section of films of a report page."""
+"""Choose the films of a report page, and how they are captioned."""
 
 from __future__ import annotations
 
 import base64
 import itertools
 from collections.abc import Sequence
-from html import escape
 from pathlib import Path
+from typing import NamedTuple
 
 from robopolicy.reporting.run_reader import Video
-from robopolicy.reporting.sections import section
-
-_OUTCOME = {"success": "good", "failure": "bad"}
 
 
-def films(videos: Sequence[Video], *, max_bytes: int) -> str:
-    if not videos:
-        return ""
+class Tile(NamedTuple):
+    """One film of the page."""
+
+    kind: str  # pair | failure | success | other
+    outcomes: list[str]
+    caption: str
+    data: str  # the file in base64
+
+
+def films(videos: Sequence[Video], *, max_bytes: int) -> tuple[list[Tile], str]:
+    """Return the films that fit into `max_bytes`, pairs and failures first, and a sentence about the others."""
 
     def rank(video: Video) -> int:
-        kinds = ["pair", "failure", "", "success"]
-        kind = "pair" if video.kind == "pair" else video.outcome
-        return kinds.index(kind if kind in kinds else "")
+        kinds = ["pair", "failure", "other", "success"]
+        return kinds.index(_kind(video)) if _kind(video) in kinds else kinds.index("other")
 
     # In turns over the folders, so that a tight budget does not spend itself on one policy's films.
     ordered: list[Video] = []
@@ -37,25 +41,20 @@ def films(videos: Sequence[Video], *, max_bytes: int) -> str:
             left_out.append(video.path.name)
             continue
         used += size
-        kind = "pair" if video.kind == "pair" else video.outcome or "other"
         which = f"seed {video.seed}" if video.seed is not None else video.path.stem
-        caption = " · ".join(part for part in (video.label, which) if part)
-        outcomes = [o for o in video.outcome.split(" | ") if o]
-        mark = "".join(f'<em class="{_OUTCOME.get(o, "dim")}">{escape(o)}</em>' for o in outcomes)
-        data = base64.b64encode(video.path.read_bytes()).decode()
         tiles.append(
-            f'<figure data-kind="{escape(kind)}"><video controls loop muted playsinline preload="auto" '
-            f'src="data:video/mp4;base64,{data}"></video><figcaption>{mark}{escape(caption)}</figcaption></figure>'
+            Tile(
+                kind=_kind(video),
+                outcomes=[o for o in video.outcome.split(" | ") if o],
+                caption=" · ".join(part for part in (video.label, which) if part),
+                data=base64.b64encode(video.path.read_bytes()).decode(),
+            )
         )
-    kinds = [k for k in ("pair", "failure", "success", "other") if any(f'data-kind="{k}"' in t for t in tiles)]
-    names = {"pair": "side by side", "failure": "failures", "success": "successes", "other": "others"}
-    chips = "".join(f'<button data-show="{k}">{names[k]}</button>' for k in kinds) if len(kinds) > 1 else ""
-    bar = f'<div class="chips"><button data-show="" class="on">all</button>{chips}<button data-play>play</button></div>'
-    note = "Side by side first, then failures, then successes."
-    if left_out:
-        more = " …" if len(left_out) > 6 else ""
-        note += f" {len(left_out)} films did not fit into this page: {', '.join(left_out[:6])}{more}."
-    pairs, single = ([t for t in tiles if ('data-kind="pair"' in t) == wanted] for wanted in (True, False))
-    grids = [f'<div class="films pairs">{"".join(pairs)}</div>'] if pairs else []
-    grids += [f'<div class="films">{"".join(single)}</div>'] if single else []
-    return section("Films", bar + "".join(grids), escape(note))
+    if not left_out:
+        return tiles, ""
+    more = " …" if len(left_out) > 6 else ""
+    return tiles, f" {len(left_out)} films did not fit into this page: {', '.join(left_out[:6])}{more}."
+
+
+def _kind(video: Video) -> str:
+    return "pair" if video.kind == "pair" else video.outcome or "other"

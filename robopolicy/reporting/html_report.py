@@ -1,28 +1,26 @@
-"""Write a report as one self-contained HTML page that needs no network."""
+"""Write a report as one self-contained HTML page that needs no network (template assets/run.html)."""
 
 from __future__ import annotations
 
-import importlib.resources
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
-from html import escape
 from pathlib import Path
+from typing import Any
 
 from robopolicy.core.errors import DataError
-from robopolicy.evaluation.compare import compare
+from robopolicy.evaluation.compare import Comparison, compare, format_p
 from robopolicy.evaluation.episode_table import EpisodeTable
-from robopolicy.reporting import plots, sections
+from robopolicy.reporting import plots
+from robopolicy.reporting.curves import learning_curves, success_intervals, training_charts
 from robopolicy.reporting.films import films
 from robopolicy.reporting.imagination import imagination
 from robopolicy.reporting.run_reader import Evaluation, Run, read_run
+from robopolicy.reporting.templates import render
 from robopolicy.utils.atomic import write_atomically
 
-# No origin is allowed: nothing outside the file can load, and nothing can be sent.
-_POLICY = (
-    "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:; media-src data:; "
-    "base-uri 'none'; form-action 'none'"
-)
+WIDTH = 1020  # pixels of the page's text column
+_MOST_CELLS = 2000  # of the grid of outcomes
 
 
 def write_report(
@@ -45,43 +43,69 @@ def write_report(
     Raises:
         DataError: a run directory or a named evaluation does not exist.
     """
-    paths = [run_dirs] if isinstance(run_dirs, str | Path) else list(run_dirs)
-    runs = [read_run(path) for path in paths]
+    runs = [read_run(path) for path in ([run_dirs] if isinstance(run_dirs, str | Path) else run_dirs)]
     evaluations = _named_apart(runs)
     pair = _headline_pair(evaluations, names)
     comparison = compare(pair[0].rows, pair[1].rows, names=(pair[0].name, pair[1].name)) if len(pair) == 2 else None
-    title = title or _title(runs, evaluations)
-    body = [
-        sections.headline(pair, comparison, others=len(evaluations) - len(pair)),
-        sections.paired(pair, comparison),
-        sections.checkpoints(evaluations, pair),
-        sections.learning(runs, pair),
-        imagination(runs),
-        films([v for run in runs for v in run.videos], max_bytes=int(max_video_mib * 2**20)),
-        sections.episodes(evaluations, max_rows),
-        sections.reproduce(runs),
-        sections.missing(runs),
-    ]
-    return write_atomically(out, page(title, _meta(runs, evaluations), "\n".join(part for part in body if part)))
+    base = (pair[0].rows.success_rate().value, pair[0].name) if len(pair) == 2 else None
+    split = pair[-1].rows.split if pair else ""
+    columns, rows = _episodes(evaluations)
+    tiles, left_out = films([v for run in runs for v in run.videos], max_bytes=int(max_video_mib * 2**20))
+    text = render(
+        "run.html", title=title or _title(runs, evaluations), meta=_meta(runs, evaluations), runs=runs, pair=pair,
+        evaluations=evaluations, comparison=comparison, **(_paired(pair, comparison) if comparison else {}),
+        split=f"{split} " if split in ("test", "validation", "train") else "", rates=_rates(evaluations, pair),
+        curves=learning_curves(runs, base), charts=training_charts(runs),
+        evaluated=any("eval/success_rate" in m for run in runs for m in run.metrics), imagined=imagination(runs),
+        tiles=tiles, left_out=left_out, columns=columns, rows=rows, max_rows=max_rows,
+        recorded=[(r, f) for r in runs if (f := _facts(r)) or r.provenance.get("command") or r.config or r.spec],
+    )  # fmt: skip
+    return write_atomically(out, text)
 
 
-def page(title: str, meta: str, body: str) -> str:
-    """Return the whole of a page around `body`; `meta` and `body` are HTML, `title` is text."""
-    text = _asset("report.html")
-    for mark, value in {
-        "POLICY": _POLICY,
-        "STYLE": _asset("report.css") + plots.STYLE,
-        "TITLE": escape(title),
-        "META": meta,
-        "BODY": body,
-        "SCRIPT": _asset("report.js"),
-    }.items():
-        text = text.replace(f"<!--{mark}-->", value)
-    return text
+def _paired(pair: Sequence[Evaluation], c: Comparison) -> dict[str, Any]:
+    """Return the figures of two evaluations of the same episodes."""
+    a, b = (dict(zip(e.rows.seeds, e.rows.successes(), strict=True)) for e in pair)
+    outcomes = {
+        (True, True): ("soft", "both succeed", c.pairs.both),
+        (False, True): ("good", f"only {c.b} succeeds", c.pairs.only_b),
+        (True, False): ("bad", f"only {c.a} succeeds", c.pairs.only_a),
+        (False, False): ("dim", "both fail", c.pairs.neither),
+    }
+    cells = [(outcomes[kind][0], f"seed {seed}: {outcomes[kind][1]}") for kind in outcomes for seed in a
+             if (a[seed], b[seed]) == kind]  # fmt: skip
+    d = c.difference
+    row = plots.Whisker(f"{c.b} − {c.a}", d.value, d.low, d.high, f"{100 * d.value:+.1f} points")
+    chart = plots.interval_chart(
+        [row], low=min(-0.1, d.low - 0.05), high=max(0.1, d.high + 0.05), marks=[(0.0, "no difference")], width=WIDTH
+    )
+    return {"outcomes": list(outcomes.values()), "grid": plots.outcome_grid(cells[:_MOST_CELLS]), "difference": chart,
+            "p_text": format_p(c.p_value)}  # fmt: skip
 
 
-def _asset(name: str) -> str:
-    return (importlib.resources.files("robopolicy.reporting") / "assets" / name).read_text(encoding="utf-8")
+def _rates(evaluations: Sequence[Evaluation], pair: Sequence[Evaluation]) -> str:
+    rows = success_intervals(evaluations, pair[0] if len(pair) == 2 else None)
+    return plots.interval_chart(rows, width=WIDTH)
+
+
+def _episodes(evaluations: Sequence[Evaluation]) -> tuple[list[str], list[list[Any]]]:
+    """Return columns and rows of the table of episodes; seeds are texts, as JavaScript has no 64-bit numbers."""
+    columns = ["evaluation", "seed", "task", "success_once", "success_at_end", "return", "length", "ended_by"]
+    rows = [[e.name, str(seed), task, int(once), int(end), round(total, 4), length, by] for e in evaluations
+            for seed, task, once, end, total, length, by in e.rows.frame[columns[1:]].itertuples(index=False, name=None)
+            ]  # fmt: skip
+    if len({row[2] for row in rows}) == 1:  # a single instruction needs no column
+        del columns[2]
+        rows = [row[:2] + row[3:] for row in rows]
+    return columns, rows
+
+
+def _facts(run: Run) -> dict[str, Any]:
+    facts = {k: run.provenance[k] for k in ("commit", "hardware", "system", "date") if run.provenance.get(k)}
+    libraries = run.provenance.get("versions")
+    if isinstance(libraries, dict):
+        facts["versions"] = " · ".join(f"{k} {v}" for k, v in libraries.items())
+    return facts
 
 
 def _named_apart(runs: Sequence[Run]) -> list[Evaluation]:
@@ -123,11 +147,10 @@ def _title(runs: Sequence[Run], evaluations: Sequence[Evaluation]) -> str:
     return ", ".join(envs) or ", ".join(run.name for run in runs)
 
 
-def _meta(runs: Sequence[Run], evaluations: Sequence[Evaluation]) -> str:
+def _meta(runs: Sequence[Run], evaluations: Sequence[Evaluation]) -> list[str]:
     tasks = sorted({t for e in evaluations for t in set(e.rows.frame["task"]) if t})
-    parts = [f"“{escape(t)}”" for t in tasks[:3]]
-    parts += [escape("run " + ", ".join(run.name for run in runs))]
-    commits = {str(run.provenance["commit"]) for run in runs if run.provenance.get("commit")}
-    parts += [f"commit {escape(c)}" for c in sorted(commits)]
-    parts.append(datetime.now(UTC).strftime("%-d %B %Y"))
-    return " <i>·</i> ".join(parts)
+    commits = sorted({str(run.provenance["commit"]) for run in runs if run.provenance.get("commit")})
+    return [
+        *(f"“{t}”" for t in tasks[:3]), "run " + ", ".join(run.name for run in runs), *(f"commit {c}" for c in commits),
+        datetime.now(UTC).strftime("%-d %B %Y"),
+    ]  # fmt: skip

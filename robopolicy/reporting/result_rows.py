@@ -9,11 +9,13 @@ import json
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
-from robopolicy.core.errors import DataError, closest
+import pydantic
+
+from robopolicy.core.errors import DataError
+from robopolicy.core.untrusted import checked, parse_json, read_text
 from robopolicy.evaluation.episode_table import EpisodeTable
 from robopolicy.evaluation.statistics import Interval, wilson
 from robopolicy.utils import provenance
@@ -38,17 +40,18 @@ class Evidence:
     id: str
     setting: str
     metric: str
-    value: float
-    low: float | None = None
-    high: float | None = None
+    value: int | float
+    low: int | float | None = None
+    high: int | float | None = None
     episodes: int | None = None
     seeds: int | str = ALL
     env_steps: int | None = None
-    wall_s: float | None = None
+    wall_s: int | float | None = None
     command: str
     commit: str
     hardware: str
     notes: str = ""
+    __pydantic_config__ = pydantic.ConfigDict(extra="forbid")
 
     def __post_init__(self) -> None:
         problems = list(_problems(self))
@@ -62,6 +65,9 @@ class Evidence:
     def key(self) -> tuple[str, str, str]:
         """Key of a row; a new row with the same key replaces the old one."""
         return self.setting, self.metric, str(self.seeds)
+
+
+_ROWS = pydantic.TypeAdapter(list[Evidence])
 
 
 def _problems(row: Evidence) -> list[str]:
@@ -168,30 +174,15 @@ def read(path: Path | str) -> list[Evidence]:
     """Return the rows of one file.
 
     Raises:
-        DataError: not a list of rows, or a row with missing or unknown fields; names file and row.
+        DataError: not a list of rows, or a row with missing, unknown or mistyped fields; names file and row.
     """
     path = Path(path)
-    try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise DataError(f"{path.name}: not readable as JSON ({error})") from error
-    if not isinstance(data, list) or not all(isinstance(row, dict) for row in data):
-        raise DataError(f"{path.name}: expected a list of rows")
-    rows = [_row(row, f"{path.name}, row {i + 1}") for i, row in enumerate(data)]
+    data = parse_json(read_text(path, error=DataError), path.name, error=DataError)
+    rows = checked(_ROWS, data, path.name, error=DataError)
     wrong = sorted({r.id for r in rows} - {path.stem})
     if wrong:
         raise DataError(f"{path.name}: rows must have the id {path.stem!r}, found {wrong}")
     return rows
-
-
-def _row(data: dict[str, Any], where: str) -> Evidence:
-    known = [f.name for f in fields(Evidence)]
-    missing, unknown = [k for k in known if k not in data], [k for k in data if k not in known]
-    if missing:
-        raise DataError(f'{where}: fields {missing} are missing; write null or "" where there is nothing to say')
-    if unknown:
-        raise DataError(f"{where}: unknown field {unknown[0]!r}. {closest(unknown[0], known)}")
-    return Evidence(**data)
 
 
 def write(rows: Sequence[Evidence], *, root: Path | str = ROOT, keep: bool = True) -> list[Path]:

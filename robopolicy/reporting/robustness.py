@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from html import escape
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,7 +12,7 @@ from robopolicy.evaluation.compare import Comparison, compare, format_p
 from robopolicy.evaluation.episode_table import EpisodeTable
 from robopolicy.evaluation.statistics import holm
 from robopolicy.reporting import plots
-from robopolicy.reporting.html_report import page
+from robopolicy.reporting.templates import render
 from robopolicy.utils.atomic import write_atomically
 from robopolicy.utils.provenance import command, hardware, version
 
@@ -124,13 +123,8 @@ class Robustness:
 
     def _page(self, facts: Mapping[str, Any]) -> str:
         charts = [self._chart(w, curve, standalone=False) for w, curve in self.curves().items() if len(curve) > 1]
-        body = (
-            f"<section><h2>Curves</h2><p class=note>{escape(_NOTE)}</p>{''.join(charts)}</section>"
-            f"<section><h2>Numbers</h2><pre>{escape(self.text())}</pre></section>"
-            f"<section><h2>Reproduce</h2><pre>{escape(str(facts['command']))}</pre>"
-            f"<p class=note>{escape(str(facts['version']))}, {escape(str(facts['hardware']))}</p></section>"
-        )
-        return page(f"{facts['env']}: robustness", escape(", ".join(self.names)), body)
+        return render("robustness.html", title=f"{facts['env']}: robustness", meta=[", ".join(self.names)],
+                      charts=charts, text=self.text(), **facts)  # fmt: skip
 
 
 def _digest(point: Point) -> str:

@@ -85,7 +85,7 @@ class Run:
 
     def curve(self, key: str, x: str = "step") -> tuple[list[float], list[float]]:
         """Finite values of `key` against `x`, in the order logged."""
-        pairs = [(m[x], m[key]) for m in self.metrics if _finite(m.get(key)) and _finite(m.get(x))]
+        pairs = [(m[x], m[key]) for m in self.metrics if is_finite(m.get(key)) and is_finite(m.get(x))]
         return [float(a) for a, _ in pairs], [float(b) for _, b in pairs]
 
 
@@ -201,5 +201,6 @@ def _index(folder: Path) -> dict[str, dict[str, Any]]:
         return {}
 
 
-def _finite(value: Any) -> bool:
+def is_finite(value: Any) -> bool:
+    """Return whether a logged value is a number that a float can hold."""
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max

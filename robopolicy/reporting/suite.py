@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from html import escape
 from pathlib import Path
 from typing import Any, Literal
 
@@ -18,10 +17,12 @@ from robopolicy.core.rng import Split, episode_seeds
 from robopolicy.evaluation.episode_table import EpisodeTable
 from robopolicy.evaluation.statistics import Interval, wilson
 from robopolicy.reporting import plots
-from robopolicy.reporting.html_report import page
+from robopolicy.reporting.html_report import WIDTH
+from robopolicy.reporting.templates import render
 from robopolicy.utils.atomic import write_atomically
 from robopolicy.utils.provenance import command, hardware, version
 
+_RULES = {"success_once": "after some step", "success_at_end": "after the last step"}
 _SPLIT_BITS = 40  # as in core/rng.py: a split's seeds are its number << 40 and up
 
 
@@ -103,27 +104,20 @@ class SuiteResult:
     def records(self) -> list[dict[str, Any]]:
         """Return one mapping a task, then the total under the task name "all"."""
         found = [
-            {"task": task, **_numbers(self.rate(task)), "episodes": len(rows), "diverged": rows.diverged,
+            {"task": task, **self.rate(task)._asdict(), "episodes": len(rows), "diverged": rows.diverged,
              "steps": float(rows.frame["length"].mean()), "policy": str(rows.frame["policy"].iloc[0])}
             for task, rows in self.rows.items()
         ]  # fmt: skip
         everything = sum(len(rows) for rows in self.rows.values())
         steps = sum(float(rows.frame["length"].sum()) for rows in self.rows.values()) / max(1, everything)
         diverged = sum(rows.diverged for rows in self.rows.values())
-        total = {"task": "all", **_numbers(self.total()), "episodes": everything, "diverged": diverged, "steps": steps}
+        total = {"task": "all", **self.total()._asdict(), "episodes": everything, "diverged": diverged, "steps": steps}
         return [*found, total]
 
     def text(self) -> str:
         """Return the table as Markdown, under its protocol."""
-        lines = [f"# {self.suite.name}", "", self.suite.protocol.strip(), ""]
-        lines += ["| task | success | 95% CI | episodes | steps |", "| --- | ---: | ---: | ---: | ---: |"]
-        for r in self.records():
-            rate = f"{100 * r['value']:.1f}% | {100 * r['low']:.1f} – {100 * r['high']:.1f}"
-            lines.append(f"| {r['task']} | {rate} | {r['episodes']} | {r['steps']:.0f} |")
-        rule = {"success_once": "after some step", "success_at_end": "after the last step"}[self.suite.criterion]
-        lines += ["", f"Success: {rule}. Intervals: Wilson's score; the total's over all episodes pooled."]
-        lines += [f"Not evaluated: **{task}** ({why})." for task, why in self.missing.items()]
-        return "\n".join(lines) + "\n"
+        return render("suite.md", suite=self.suite.name, protocol=self.suite.protocol.strip(), tasks=self.records(),
+                      rule=_RULES[self.suite.criterion], missing=self.missing)  # fmt: skip
 
     def save(self, out: Path) -> Path:
         """Write table.md, suite.json and report.html into `out`."""
@@ -132,28 +126,16 @@ class SuiteResult:
                  "tasks": self.records()}  # fmt: skip
         write_atomically(out / "suite.json", json.dumps(facts, indent=2) + "\n")
         write_atomically(out / "table.md", self.text())
-        return write_atomically(out / "report.html", self._page())
+        return write_atomically(out / "report.html", self._page(facts))
 
-    def _page(self) -> str:
-        records = self.records()
+    def _page(self, facts: dict[str, Any]) -> str:
         rates = [
             plots.Whisker(r["task"], r["value"], r["low"], r["high"], f"{100 * r['value']:.1f}%  n = {r['episodes']}",
                           "c0" if r["task"] == "all" else "c1")
-            for r in records
+            for r in facts["tasks"]
         ]  # fmt: skip
-        missing = "".join(f"<li><b>{escape(t)}</b>: {escape(why)}" for t, why in self.missing.items())
-        rule = "after some step" if self.suite.criterion == "success_once" else "after the last step"
-        body = (
-            f"<section><h2>Success</h2><p class=note>Success {rule}; 95% Wilson score intervals, the total's over all "
-            f'episodes pooled.</p><div class="wide">{plots.interval_chart(rates, width=1020)}</div></section>'
-            f"<section><h2>Protocol</h2><p>{escape(self.suite.protocol.strip())}</p></section>"
-            + (f"<section><h2>Not evaluated</h2><ul class=plain>{missing}</ul></section>" if missing else "")
-            + f"<section><h2>Reproduce</h2><pre>{escape(command())}</pre><p class=note>{escape(version())}, "
-            f"{escape(hardware())}</p></section>"
-        )
-        policies = sorted({str(r["policy"]) for r in records if "policy" in r})
-        return page(self.suite.name, escape(", ".join(policies[:3]) + (" …" if len(policies) > 3 else "")), body)
-
-
-def _numbers(interval: Interval) -> dict[str, float]:
-    return {"value": interval.value, "low": interval.low, "high": interval.high}
+        policies = sorted({str(r["policy"]) for r in facts["tasks"] if "policy" in r})
+        return render(
+            "suite.html", title=self.suite.name, meta=[", ".join(policies[:3]) + (" …" if len(policies) > 3 else "")],
+            rule=_RULES[self.suite.criterion], chart=plots.interval_chart(rates, width=WIDTH), **facts,
+        )  # fmt: skip

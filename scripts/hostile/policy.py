@@ -1,6 +1,6 @@
 """The policy of the node under attack: it waves. By itself it is the process that plans, of ProcessPlanner.
 
-python -m scripts.hostile.policy WIRING --checkpoint … --options … --line …
+python -m scripts.hostile.policy WIRING CHECKPOINT OPTIONS DESCRIPTOR
 """
 
 from __future__ import annotations

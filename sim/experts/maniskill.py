@@ -1,7 +1,7 @@
 """Scripted experts for ManiSkill's cubes: where to be is a function of the observation alone, so errors are mended.
 
 All lengths in m. A step at action 1 asks for 0.1 m or 0.1 rad more than measured; the arm does about 0.4 of it, which
-`GAIN` makes up for.
+`gain` makes up for.
 """
 
 from __future__ import annotations
@@ -10,10 +10,9 @@ import torch
 from torch import Tensor
 
 from robopolicy.core.types import Obs
-from robopolicy.sim.experts.quaternion_utils import down, face_to, quarter, yaw
-from robopolicy.sim.experts.suites import ToolExpert
+from robopolicy.sim.experts.quaternion_utils import face_to, quarter, yaw
+from robopolicy.sim.experts.suites import Target, ToolExpert, instead, over_and_down
 
-GAIN = 17.0  # 1/m, 1/rad: action per remaining way
 HALF = 0.02  # of a cube's side
 CLEAR = 0.06  # above what must not be touched
 OPEN, CLOSED = 1.0, -1.0
@@ -23,48 +22,34 @@ class CubeExpert(ToolExpert):
     """Straight to the target."""
 
     offset, noise = 0.15, 0.15
+    gain, turn_gain = 17.0, -17.0  # the suite turns the other way round
 
-    def plan(self, obs: Obs) -> Tensor:
-        f = self.read(obs)
-        where, turn, gripper = self.target(f)
-        move = GAIN * (where - f["tcp"][:, :3])
-        move = move / move.abs().amax(1, keepdim=True).clamp(min=1.0)  # straight on, at full speed
-        tilt = down(f["tcp"][:, 3:])
-        return torch.cat([move, -GAIN * tilt[:, :2], -GAIN * turn[:, None], gripper[:, None]], dim=1)
+    def read(self, obs: Obs) -> dict[str, Tensor]:
+        f = super().read(obs)
+        (tool, quat), (cube, cube_quat) = (f[key].split([3, 4], dim=1) for key in ("tcp", "cube"))
+        return {**f, "tool": tool, "quat": quat, "object": cube, "object_quat": cube_quat}
 
 
-def reach_and_grasp(f: dict[str, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+def reach_and_grasp(f: dict[str, Tensor]) -> Target:
     """Over the cube, then down on it like a funnel, then close: as `CubeExpert.target`."""
-    tcp, cube = f["tcp"][:, :3], f["cube"][:, :3]
-    turn = quarter(yaw(f["cube"][:, 3:]) - yaw(f["tcp"][:, 3:]))
-    off = (cube - tcp)[:, :2].norm(dim=1)
-    wrong = 4 * (off - 0.008) + 0.2 * (turn.abs() - 0.15).clamp(min=0.0)
-    where = cube.clone()
-    where[:, 2] += wrong.clamp(0.0, CLEAR)
-    there = (off < 0.015) & ((cube - tcp)[:, 2].abs() < 0.01) & (turn.abs() < 0.3)
+    turn = quarter(yaw(f["object_quat"]) - yaw(f["quat"]))
+    where, there = over_and_down(f, turn, clear=CLEAR, slack=(0.008, 0.15), near=(0.015, 0.01))
     return where, turn, torch.where(there, CLOSED, OPEN)
 
 
 class PickCube(CubeExpert):
     """Grasp the cube and bring it to the goal."""
 
-    def target(self, f: dict[str, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
-        where, turn, gripper = reach_and_grasp(f)
-        held = f["held"][:, 0] > 0.5
-        carry = f["tcp"][:, :3] + f["goal"] - f["cube"][:, :3]
-        return (
-            torch.where(held[:, None], carry, where),
-            torch.where(held, 0.0, turn),
-            torch.where(held, CLOSED, gripper),
-        )
+    def target(self, f: dict[str, Tensor]) -> Target:
+        carry = f["tool"] + f["goal"] - f["object"]
+        return instead(reach_and_grasp(f), f["held"][:, 0] > 0.5, carry, CLOSED)
 
 
 class StackCube(CubeExpert):
     """Grasp the red cube, lift it over the green one, set it down, let go."""
 
-    def target(self, f: dict[str, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
-        where, turn, gripper = reach_and_grasp(f)
-        tcp, cube, base = f["tcp"][:, :3], f["cube"][:, :3], f["base"][:, :3]
+    def target(self, f: dict[str, Tensor]) -> Target:
+        tcp, cube, base = f["tool"], f["object"], f["base"][:, :3]
         width = f["qpos"][:, 7:9].sum(1)
         held = (width < 2 * HALF + 0.006) & ((cube - tcp).norm(dim=1) < 0.02)
         gap = base - cube
@@ -76,24 +61,22 @@ class StackCube(CubeExpert):
         carry = tcp.clone()
         carry[:, :2] += torch.where(across[:, None], gap[:, :2], 0.0)
         carry[:, 2] += high - cube[:, 2]
-        where = torch.where(held[:, None], carry, where)
-        turn, gripper = torch.where(held, 0.0, turn), torch.where(held, CLOSED, gripper)
-        where = torch.where(on[:, None], tcp, where)  # stand still while the fingers open
-        return where, torch.where(on, 0.0, turn), torch.where(on, OPEN, gripper)
+        carried = instead(reach_and_grasp(f), held, carry, CLOSED)
+        return instead(carried, on, tcp, OPEN)  # stand still while the fingers open
 
 
 class PushCube(CubeExpert):
     """Go behind the cube with closed fingers, and push it along x."""
 
-    def target(self, f: dict[str, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
-        tcp, cube, goal = f["tcp"][:, :3], f["cube"][:, :3], f["goal"]
+    def target(self, f: dict[str, Tensor]) -> Target:
+        tcp, cube, goal = f["tool"], f["object"], f["goal"]
         behind = cube[:, 0] - HALF - 0.06
         ready = (tcp[:, 0] < cube[:, 0] - HALF) & ((tcp - cube)[:, 1].abs() < 0.012) & (tcp[:, 2] < 0.05)
         low = (tcp[:, 0] < behind + 0.03) & ((tcp - cube)[:, 1].abs() < 0.05)
         where = torch.stack([behind, cube[:, 1], torch.where(low, HALF, 0.1)], dim=1)
         push = torch.stack([goal[:, 0], cube[:, 1], torch.full_like(behind, HALF)], dim=1)
         where = torch.where(ready[:, None], push, where)
-        return where, face_to(f["tcp"][:, 3:], 0.0), torch.full_like(behind, CLOSED)
+        return where, face_to(f["quat"], 0.0), torch.full_like(behind, CLOSED)
 
 
 EXPERTS: dict[str, type[CubeExpert]] = {"PickCube-v1": PickCube, "PushCube-v1": PushCube, "StackCube-v1": StackCube}

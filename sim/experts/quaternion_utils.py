@@ -19,11 +19,6 @@ def quarter(angle: Tensor) -> Tensor:
     return torch.remainder(angle + math.pi / 4, math.pi / 2) - math.pi / 4
 
 
-def half(angle: Tensor) -> Tensor:
-    """Return [N] in [−π/2, π/2): remainder of a turn with twofold symmetry, as for two fingers."""
-    return torch.remainder(angle + math.pi / 2, math.pi) - math.pi / 2
-
-
 def face_to(q: Tensor, angle: float) -> Tensor:
     """Return [N] in [−π, π): the turn about z that is left to `angle`."""
     return torch.remainder(angle - yaw(q) + math.pi, 2 * math.pi) - math.pi

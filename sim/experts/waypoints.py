@@ -59,7 +59,7 @@ class Expert:
         self.clock = np.zeros(num_envs, dtype=np.int64)  # steps spent in this phase
         self.step = np.zeros(num_envs, dtype=np.int64)
         self.seed = torch.zeros(num_envs, dtype=torch.int64)
-        self._bias = np.zeros((num_envs, 4))
+        self.bias: Array = np.zeros((num_envs, 4))  # this episode's target offset: x y z [m], yaw [rad]
         self._delay = np.zeros((num_envs, self.phases))  # steps, added to each phase's waiting time
 
     def reset(self, mask: Tensor | None, *, episode_seed: Tensor) -> None:
@@ -74,7 +74,7 @@ class Expert:
         zero = torch.zeros_like(seed)
         normal = keyed_normal(seed, zero, (4,), stream=_STREAM).double().numpy()
         late = keyed_uniform(seed, zero, (self.phases,), stream=_STREAM + 1).double().numpy()
-        self._bias[rows] = normal * np.array(self.offset) * self.expert_noise
+        self.bias[rows] = normal * np.array(self.offset) * self.expert_noise
         self._delay[rows] = (2 * late - 1) * self.hurry * self.expert_noise
 
     def plan(self, f: Groups, phase: Phase) -> Targets:
@@ -86,25 +86,15 @@ class Expert:
         raise NotImplementedError
 
     def done(self, f: Groups, phase: Phase, gap: Array, turn: Array, clock: Array) -> NDArray[np.bool_]:
-        """Return whether [N] the phase is over.
+        """Return whether [N] the phase is over; the last one never ends.
 
         `gap` [N] m and `turn` [N] rad to the target; `clock` [N] steps in the phase, less the episode's random delay.
-        The last phase never ends.
         """
-        raise NotImplementedError
+        return np.zeros(self.num_envs, dtype=bool)
 
     def retry(self, f: Groups, phase: Phase) -> NDArray[np.bool_] | None:
         """Return whether [N] to begin again at phase 0. None: never."""
         return None
-
-    @staticmethod
-    def _distance(f: Groups, pos: Array, yaw: Array) -> tuple[Array, Array]:
-        return np.sqrt(((pos - f["tcp"]) ** 2).sum(axis=1)), np.abs(yaw - f["yaw"])
-
-    @property
-    def bias(self) -> Array:
-        """Return [N 4] this episode's target offset: x y z [m], yaw [rad]."""
-        return self._bias
 
     def act(self, obs: Obs) -> Tensor:
         """Return [N 5] action within the limits."""
@@ -114,7 +104,7 @@ class Expert:
             self.phase[lost] = self.clock[lost] = 0
         delay = np.take_along_axis(self._delay, self.phase[:, None], axis=1)[:, 0]
         pos, yaw, grip = self.plan(f, self.phase)
-        gap, turn = self._distance(f, pos, yaw)
+        gap, turn = np.sqrt(((pos - f["tcp"]) ** 2).sum(axis=1)), np.abs(yaw - f["yaw"])
         over = self.done(f, self.phase, gap, turn, self.clock - delay) & (self.phase < self.phases - 1)
         if over.any():  # the next phase acts at once, so no step is wasted
             self.phase += over

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from robopolicy.core.errors import ConfigError, SpecError, closest
-from robopolicy.sim.gymnasium.info_columns import _each, column, entry, flag, flags, names_of, objects
+from robopolicy.sim.gymnasium.info_columns import _each, column, flags, names_of, objects
 
 KNOWN = ("success", "is_success")
 TERMINATED = "terminated"
@@ -33,25 +33,6 @@ class Success:
         self.key, self.env = key, env
         self.keys = KNOWN if key is None else (key,)
 
-    def read_one(self, info: Any, *, terminated: bool, ended: bool) -> bool:
-        """Success of a single env's step; see `read`.
-
-        Raises:
-            ConfigError: as `read`.
-        """
-        if self.key == TERMINATED:
-            return terminated
-        said = {key: value for key in self.keys if (value := entry(info, key)) is not None}
-        try:
-            found = {key: flag(value, f"info[{key!r}]") for key, value in said.items()}
-        except SpecError as error:
-            raise self._wrong(error) from error
-        if not found and (ended or self.key is None):
-            raise self._missing(names_of(info), "info")
-        if len(set(found.values())) > 1:
-            raise self._clash(0)
-        return any(found.values())
-
     def read(
         self,
         info: Any,
@@ -59,7 +40,7 @@ class Success:
         *,
         active: NDArray[np.bool_],
         ended: NDArray[np.bool_],
-        same_step: bool,
+        same_step: bool = False,
     ) -> NDArray[np.bool_]:
         """Success [N] at the states that this step led to.
 

@@ -7,8 +7,8 @@ info["success"] or info["is_success"], which has to be there after every step, o
 
 from __future__ import annotations
 
+import functools
 import importlib
-import importlib.util
 import re
 from typing import Any
 
@@ -18,7 +18,7 @@ from robopolicy.config import registry
 from robopolicy.core.errors import ConfigError, RobopolicyError, closest
 from robopolicy.core.types import ActionSpec
 from robopolicy.sim.gymnasium.adapter import GymVecEnv
-from robopolicy.sim.suites.versions import needs
+from robopolicy.sim.suites.base import needs, steps_of
 from robopolicy.sim.suites.workers import vector_env
 
 KNOWN = {"gym_pusht": "pusht", "gymnasium_robotics": "fetch"}  # package that registers ids: our extra
@@ -41,24 +41,21 @@ _SIDES = re.compile(r"(^|_)(width|height|size)$")
 _WIDEST = 4096  # pixels
 
 
-class OneEnv:
-    """A factory of envs of an id, which pickles."""
+def make_one(package: str, ident: str, options: dict[str, Any]) -> gymnasium.Env:
+    """Build one env of an id.
 
-    def __init__(self, package: str, ident: str, options: dict[str, Any]) -> None:
-        self.package, self.ident, self.options = package, ident, options
-
-    def __call__(self) -> gymnasium.Env:
-        """Raises ConfigError: the env takes no such options, or lacks a package."""
-        register(self.package)
-        try:
-            return gymnasium.make(self.ident, disable_env_checker=True, **self.options)
-        except RobopolicyError:
-            raise
-        except Exception as error:  # any error of an env on untrusted options
-            raise ConfigError(
-                f"task.name={self.ident!r} with task.options={self.options}: cannot be made "
-                f"({type(error).__name__}: {error})"
-            ) from error
+    Raises:
+        ConfigError: the env takes no such options, or lacks a package.
+    """
+    register(package)
+    try:
+        return gymnasium.make(ident, disable_env_checker=True, **options)
+    except RobopolicyError:
+        raise
+    except Exception as error:  # any error of an env on untrusted options
+        raise ConfigError(
+            f"task.name={ident!r} with task.options={options}: cannot be made ({type(error).__name__}: {error})"
+        ) from error
 
 
 def register(package: str) -> None:
@@ -118,13 +115,11 @@ def make(
             f"task.name={name!r}: no such Gymnasium id is registered. {closest(name, gymnasium.registry)}"
         )
     own = gymnasium.registry[name].max_episode_steps
-    steps = own if horizon is None else horizon
-    if not steps or steps < 1 or (own and steps > own):
-        raise ConfigError(f"task.horizon: expected 1 to {own or 'any number of'} steps for {name}, found {horizon}")
-    options = dict(options or {})
+    steps, options = steps_of(horizon, own, own), dict(options or {})
     facts = {"options": options, "own_reward": own_reward} | ({} if success is None else {"told_by": success})
-    envs = vector_env(OneEnv(package, name, options), name, num_envs, horizon=steps, processes=processes,
-                      success=success, sparse=not own_reward, **facts)  # fmt: skip
+    one = functools.partial(make_one, package, name, options)
+    envs = vector_env(one, name, num_envs, horizon=steps, processes=processes, success=success, sparse=not own_reward,
+                      **facts)  # fmt: skip
     action = FETCH if name.startswith("Fetch") and package == "gymnasium_robotics" else None
     said = TEXTS.get(name, name) if text is None else text
     return GymVecEnv(envs, seed=seed, instructions=said, horizon=steps, action=action)

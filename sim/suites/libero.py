@@ -22,10 +22,8 @@ import numpy as np
 from robopolicy.config.schema import Side
 from robopolicy.core.errors import ConfigError, closest
 from robopolicy.sim.gymnasium.adapter import GymVecEnv
-from robopolicy.sim.gymnasium.info_columns import flag
+from robopolicy.sim.suites.base import SuiteEnv, check_task, global_random, needs, steps_of
 from robopolicy.sim.suites.robosuite import ACTION
-from robopolicy.sim.suites.seeds import global_random
-from robopolicy.sim.suites.versions import needs
 from robopolicy.sim.suites.workers import vector_env
 
 with needs("libero"):
@@ -74,10 +72,8 @@ def initial_states(suite: str, task: str) -> Any:
     return load_initial_states(Path(get_libero_path("init_states")) / suite / f"{task}.pruned_init")
 
 
-class LiberoEnv(gymnasium.Env):
+class LiberoEnv(SuiteEnv):
     """One task, whose episodes begin in its fixed initial states."""
-
-    metadata = {"render_modes": [], "render_fps": 20}  # noqa: RUF012  as Gymnasium has it
 
     def __init__(self, suite: str, task: str, cameras: tuple[str, ...], size: int) -> None:
         self.states, self.cameras = initial_states(suite, task), cameras
@@ -105,13 +101,9 @@ class LiberoEnv(gymnasium.Env):
             obs, *_ = self.inner.step(STILL)
         return self._observe(obs), {"success": False}
 
-    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+    def act(self, action: Any) -> tuple[Any, Any]:
         obs, *_ = self.inner.step(np.asarray(action, dtype=np.float64))
-        success = flag(self.inner.check_success(), "success")
-        return self._observe(obs), float(success), success, False, {"success": success}
-
-    def close(self) -> None:
-        self.inner.close()
+        return self._observe(obs), self.inner.check_success()
 
     def _observe(self, obs: dict[str, Any]) -> dict[str, Any]:
         turn = _rotation_vector(obs["robot0_eef_quat"])
@@ -153,15 +145,10 @@ def make(
     """
     names = task_names(suite)
     task = names[int(name)] if name.isdigit() and int(name) < len(names) else name
-    if task not in names:
-        raise ConfigError(
-            f"task.name={name!r}: {suite} has no such task (0 to {len(names) - 1}). {closest(name, names)}"
-        )
+    check_task(task, names, suite)
     if unknown := sorted(set(cameras) - set(CAMERAS)):
         raise ConfigError(f"task.cameras: unknown {unknown}. Known: {', '.join(CAMERAS)}.")
-    steps = HORIZONS[suite] if horizon is None else horizon
-    if steps < 1 or size < 1:
-        raise ConfigError(f"task.horizon and task.size: expected at least 1, found {horizon} and {size}")
+    steps = steps_of(horizon, HORIZONS[suite])
     one = functools.partial(LiberoEnv, suite, task, tuple(cameras), size)
     facts: dict[str, Any] = {"suite": suite, "task": task, "cameras": list(cameras), "size": size, "settle": SETTLE}
     envs = vector_env(one, f"libero/{suite}-{names.index(task)}", num_envs, horizon=steps, processes=processes, **facts)

@@ -19,13 +19,10 @@ import numpy as np
 import torch
 
 from robopolicy.config.schema import Positive
-from robopolicy.core.errors import ConfigError, closest
 from robopolicy.core.types import ActionSpec
-from robopolicy.sim.experts.maniskill import EXPERTS, CubeExpert
-from robopolicy.sim.gymnasium.adapter import GymVecEnv
-from robopolicy.sim.gymnasium.info_columns import flag
-from robopolicy.sim.suites.seeds import seed32
-from robopolicy.sim.suites.versions import needs
+from robopolicy.sim.experts.maniskill import EXPERTS
+from robopolicy.sim.experts.suites import slices
+from robopolicy.sim.suites.base import ExpertVecEnv, SuiteEnv, check_task, needs, seed32, steps_of
 from robopolicy.sim.suites.workers import vector_env
 from robopolicy.utils.suite_packages import broken
 
@@ -34,11 +31,11 @@ with needs("maniskill"):
     import sapien
     from mani_skill.utils.registration import REGISTERED_ENVS
 
-# name: (what to do, steps)
+HORIZON = 50  # steps
 TASKS = {
-    "PickCube-v1": ("pick the red cube and hold it at the goal", 50),
-    "PushCube-v1": ("push the cube into the circle", 50),
-    "StackCube-v1": ("stack the red cube on the green one and let go", 50),
+    "PickCube-v1": "pick the red cube and hold it at the goal",
+    "PushCube-v1": "push the cube into the circle",
+    "StackCube-v1": "stack the red cube on the green one and let go",
 }
 ACTION = ActionSpec(
     # 0.1 m and 0.1 rad at 1; the suite turns the other way round than its action says (`rot_lower` scales it).
@@ -53,10 +50,8 @@ def task_names() -> list[str]:
     return sorted(TASKS)
 
 
-class ManiSkillEnv(gymnasium.Env):
-    """One task without its batch axis, in which an episode is a function of its seed."""
-
-    metadata = {"render_modes": [], "render_fps": 20}  # noqa: RUF012  as Gymnasium has it
+class ManiSkillEnv(SuiteEnv):
+    """One task without its batch axis."""
 
     def __init__(self, name: str, friction: float = 1.0, mass: float = 1.0) -> None:
         self.friction, self.mass = friction, mass
@@ -77,13 +72,9 @@ class ManiSkillEnv(gymnasium.Env):
             self._change_physics()
         return obs[0].numpy().copy(), {"success": False}
 
-    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+    def act(self, action: Any) -> tuple[Any, Any]:
         obs, _, _, _, info = self.inner.step(torch.from_numpy(np.asarray(action, dtype=np.float32))[None])
-        success = flag(info["success"], "success")
-        return obs[0].numpy().copy(), float(success), success, False, {"success": success}
-
-    def close(self) -> None:
-        self.inner.close()
+        return obs[0].numpy().copy(), info["success"]
 
     def _change_physics(self) -> None:
         """Of a scene as it is made: friction of everything, mass and inertia of everything but the arm."""
@@ -129,24 +120,9 @@ def suites_own(name: str, num_envs: int, sim_backend: str) -> Any:
     )  # fmt: skip
 
 
-class ManiSkillVecEnv(GymVecEnv):
-    """N copies of one task."""
-
-    def __init__(self, name: str, env: gymnasium.vector.VectorEnv, **how: Any) -> None:
-        super().__init__(env, **how)
-        self.name = name
-
-    def make_expert(self, *, expert_noise: float = 0.0) -> CubeExpert:
-        """Our scripted policy of this task."""
-        return EXPERTS[self.name](read(self.name), self.spec.action, self.num_envs, expert_noise=expert_noise)
-
-
 def read(name: str) -> dict[str, slice]:
     """Return the parts of an observation for the expert (quaternions are w x y z)."""
-    found, at = {}, 0
-    for key, size in {"qpos": 9, "qvel": 9, **_LAYOUTS[name]}.items():
-        found[key], at = slice(at, at + size), at + size
-    return found
+    return slices({"qpos": 9, "qvel": 9, **_LAYOUTS[name]})
 
 
 def element_names(name: str) -> list[str]:
@@ -164,20 +140,6 @@ _LAYOUTS = {
 }
 
 
-def protocol(name: str, horizon: int | None) -> tuple[str, int]:
-    """Return the instruction, and steps to truncation.
-
-    Raises:
-        ConfigError: no such task, or a horizon below 1.
-    """
-    if name not in TASKS:
-        raise ConfigError(f"task.name={name!r}: not one of the tasks adapted here. {closest(name, task_names())}")
-    text, steps = TASKS[name]
-    if horizon is not None and horizon < 1:
-        raise ConfigError(f"task.horizon: expected at least 1 step, found {horizon}")
-    return text, steps if horizon is None else horizon
-
-
 def make(
     name: str,
     num_envs: int,
@@ -187,7 +149,7 @@ def make(
     friction: Positive = 1.0,
     mass: Positive = 1.0,
     processes: int = 0,
-) -> ManiSkillVecEnv:
+) -> ExpertVecEnv:
     """Build a task of ManiSkill as a VecEnv.
 
     Args:
@@ -200,13 +162,15 @@ def make(
     Raises:
         ConfigError: no such task, a horizon below 1, or a machine on which the simulator does not start.
     """
-    text, steps = protocol(name, horizon)
+    check_task(name, TASKS, "ManiSkill")
+    steps = steps_of(horizon, HORIZON)
     changed: dict[str, Any] = {k: v for k, v in (("friction", friction), ("mass", mass)) if v != 1.0}
     one = functools.partial(ManiSkillEnv, name, **changed)
     envs = vector_env(one, f"maniskill/{name}", num_envs, horizon=steps, processes=processes, name=name, **changed)
-    return vec_env(name, envs, seed=seed, horizon=steps, instructions=text)
+    return vec_env(name, envs, seed=seed, horizon=steps)
 
 
-def vec_env(name: str, envs: gymnasium.vector.VectorEnv, **how: Any) -> ManiSkillVecEnv:
-    """Envs of a task on either simulator, with the names of observations and actions."""
-    return ManiSkillVecEnv(name, envs, action=ACTION, names=element_names(name), **how)
+def vec_env(name: str, envs: gymnasium.vector.VectorEnv, **how: Any) -> ExpertVecEnv:
+    """Envs of a task on either simulator, with its instruction, expert, and names of observations and actions."""
+    expert = functools.partial(EXPERTS[name], read(name))
+    return ExpertVecEnv(envs, expert=expert, action=ACTION, names=element_names(name), instructions=TASKS[name], **how)

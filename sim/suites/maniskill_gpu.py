@@ -26,7 +26,7 @@ from torch import Tensor
 from robopolicy.core.errors import ConfigError
 from robopolicy.sim.gymnasium.info_columns import flags
 from robopolicy.sim.suites import maniskill
-from robopolicy.sim.suites.seeds import seed32
+from robopolicy.sim.suites.base import ExpertVecEnv, check_task, seed32, steps_of
 from robopolicy.sim.suites.workers import identified
 
 
@@ -97,7 +97,7 @@ def _each(seed: Any, count: int, random: np.random.Generator) -> list[int]:
     return [int(random.integers(2**32)) if s is None else seed32(s) for s in given]
 
 
-def make(name: str, num_envs: int, seed: int = 0, *, horizon: int | None = None) -> maniskill.ManiSkillVecEnv:
+def make(name: str, num_envs: int, seed: int = 0, *, horizon: int | None = None) -> ExpertVecEnv:
     """Build a task of ManiSkill on a GPU as a VecEnv.
 
     Args:
@@ -108,7 +108,8 @@ def make(name: str, num_envs: int, seed: int = 0, *, horizon: int | None = None)
     Raises:
         ConfigError: no such task, a horizon below 1, no GPU, or the simulator does not start.
     """
-    text, steps = maniskill.protocol(name, horizon)
+    check_task(name, maniskill.TASKS, "ManiSkill")
+    steps = steps_of(horizon, maniskill.HORIZON)
     if not torch.cuda.is_available():
         raise ConfigError("task=maniskill_gpu: PyTorch sees no CUDA device. On the CPU: task=maniskill.")
     try:
@@ -121,4 +122,4 @@ def make(name: str, num_envs: int, seed: int = 0, *, horizon: int | None = None)
         ) from error
     batch = ManiSkillBatch(inner, horizon=steps, felt=maniskill.read(name).get("held"))
     envs = identified(batch, f"maniskill_gpu/{name}", horizon=steps, name=name)
-    return maniskill.vec_env(name, envs, seed=seed, horizon=steps, instructions=text)
+    return maniskill.vec_env(name, envs, seed=seed, horizon=steps)

@@ -11,17 +11,14 @@ import functools
 import warnings
 from typing import Any
 
-import gymnasium
 import numpy as np
 import torch
+from gymnasium.spaces import Box
 from torch import Tensor
 
-from robopolicy.core.errors import ConfigError, closest
 from robopolicy.core.types import STATE, ActionSpec, Obs
 from robopolicy.sim.experts.suites import ScriptedExpert
-from robopolicy.sim.gymnasium.adapter import GymVecEnv
-from robopolicy.sim.gymnasium.info_columns import flag
-from robopolicy.sim.suites.versions import needs
+from robopolicy.sim.suites.base import ExpertVecEnv, SuiteEnv, check_task, needs, steps_of
 from robopolicy.sim.suites.workers import vector_env
 
 with needs("metaworld"):
@@ -39,8 +36,8 @@ def task_names() -> list[str]:
     return sorted(name.removesuffix("-goal-observable") for name in TASKS)
 
 
-class MetaWorldEnv(gymnasium.Env):
-    """One task, in which an episode is a function of its seed."""
+class MetaWorldEnv(SuiteEnv):
+    """One task."""
 
     metadata = {"render_modes": [], "render_fps": 80}  # noqa: RUF012  as Gymnasium has it
 
@@ -50,8 +47,8 @@ class MetaWorldEnv(gymnasium.Env):
         self.inner._freeze_rand_vec, self.inner.seeded_rand_vec = False, True
         self.relative = relative
         size = (len(element_names(relative)),)
-        self.observation_space = gymnasium.spaces.Box(-np.inf, np.inf, size, np.float32)
-        self.action_space = gymnasium.spaces.Box(-1.0, 1.0, (4,), np.float32)
+        self.observation_space = Box(-np.inf, np.inf, size, np.float32)
+        self.action_space = Box(-1.0, 1.0, (4,), np.float32)
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         super().reset(seed=seed)
@@ -60,13 +57,9 @@ class MetaWorldEnv(gymnasium.Env):
         obs, _ = self.inner.reset()
         return self._seen(obs), {"success": False}
 
-    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+    def act(self, action: Any) -> tuple[Any, Any]:
         obs, _, _, _, info = self.inner.step(action)
-        success = flag(info["success"], "success")
-        return self._seen(obs), float(success), success, False, {"success": success}
-
-    def close(self) -> None:
-        self.inner.close()
+        return self._seen(obs), info["success"]
 
     def _seen(self, obs: Any) -> Any:
         if self.relative:
@@ -106,21 +99,9 @@ class MetaWorldExpert(ScriptedExpert):
         return torch.from_numpy(action)
 
 
-class MetaWorldVecEnv(GymVecEnv):
-    """N copies of one task."""
-
-    def __init__(self, name: str, env: gymnasium.vector.VectorEnv, **how: Any) -> None:
-        super().__init__(env, **how)
-        self.name = name
-
-    def make_expert(self, *, expert_noise: float = 0.0) -> MetaWorldExpert:
-        """Return the benchmark's scripted policy of this task."""
-        return MetaWorldExpert(self.name, self.spec.action, self.num_envs, expert_noise=expert_noise)
-
-
 def make(
     name: str, num_envs: int, seed: int = 0, *, horizon: int = 200, relative: bool = False, processes: int = 0
-) -> MetaWorldVecEnv:
+) -> ExpertVecEnv:
     """Build a task of Meta-World as a VecEnv.
 
     Args:
@@ -134,12 +115,12 @@ def make(
     Raises:
         ConfigError: no such task, or a horizon that it does not have.
     """
-    if name not in task_names():
-        raise ConfigError(f"task.name={name!r}: Meta-World has no such task. {closest(name, task_names())}")
-    if not 1 <= horizon <= 500:
-        raise ConfigError(f"task.horizon: expected 1 to 500 steps, found {horizon}")
+    check_task(name, task_names(), "Meta-World")
+    horizon = steps_of(horizon, None, 500)
     one = functools.partial(MetaWorldEnv, name, relative)
     facts: dict[str, Any] = {"relative": True} if relative else {}
     envs = vector_env(one, f"metaworld/{name}", num_envs, horizon=horizon, processes=processes, name=name, **facts)
-    return MetaWorldVecEnv(name, envs, seed=seed, instructions=name.removesuffix("-v3").replace("-", " "),
-                           horizon=horizon, action=ACTION, names=element_names(relative))  # fmt: skip
+    return ExpertVecEnv(
+        envs, expert=functools.partial(MetaWorldExpert, name), seed=seed, horizon=horizon, action=ACTION,
+        instructions=name.removesuffix("-v3").replace("-", " "), names=element_names(relative),
+    )  # fmt: skip

@@ -15,16 +15,14 @@ import functools
 import logging
 from typing import Any
 
-import gymnasium
 import numpy as np
+from gymnasium.spaces import Box
 
-from robopolicy.core.errors import ConfigError, closest
 from robopolicy.core.types import ActionSpec
-from robopolicy.sim.experts.robosuite import EXPERTS, BinExpert
+from robopolicy.sim.experts.robosuite import EXPERTS
+from robopolicy.sim.experts.suites import slices
 from robopolicy.sim.gymnasium.adapter import GymVecEnv
-from robopolicy.sim.gymnasium.info_columns import flag
-from robopolicy.sim.suites.seeds import global_random
-from robopolicy.sim.suites.versions import needs
+from robopolicy.sim.suites.base import ExpertVecEnv, SuiteEnv, check_task, global_random, needs, steps_of
 from robopolicy.sim.suites.workers import vector_env
 
 logging.disable(logging.WARNING)  # or it warns of a private macro file at every import
@@ -48,8 +46,7 @@ ACTION = ActionSpec(
 )  # fmt: skip
 TOOL = ("robot0_eef_pos", "robot0_eef_quat", "robot0_gripper_qpos")
 _SIZES = {"tool": 3, "quat": 4, "fingers": 2, "object": 3, "object_quat": 4}  # of every task's observation, at its head
-_ENDS = np.cumsum(list(_SIZES.values())).tolist()
-_PARTS = {key: slice(end - _SIZES[key], end) for key, end in zip(_SIZES, _ENDS, strict=True)}
+_PARTS = slices(_SIZES)
 _MOVING = ("tool", "object", "fingers")  # whose last steps `relative` adds
 
 
@@ -58,10 +55,8 @@ def task_names() -> list[str]:
     return sorted(TASKS)
 
 
-class RobosuiteEnv(gymnasium.Env):
-    """One task, in which an episode is a function of its seed."""
-
-    metadata = {"render_modes": [], "render_fps": 20}  # noqa: RUF012  as Gymnasium has it
+class RobosuiteEnv(SuiteEnv):
+    """One task."""
 
     def __init__(self, name: str, relative: bool = False) -> None:
         self.relative = relative
@@ -71,21 +66,17 @@ class RobosuiteEnv(gymnasium.Env):
                 controller_configs=robosuite.load_controller_config(default_controller="OSC_POSE"), control_freq=20,
                 ignore_done=True, hard_reset=False, reward_shaping=False,
             )  # fmt: skip
-        self.observation_space = gymnasium.spaces.Box(-np.inf, np.inf, self._reset(0).shape, np.float32)
-        self.action_space = gymnasium.spaces.Box(-1.0, 1.0, (7,), np.float32)
+        self.observation_space = Box(-np.inf, np.inf, self._reset(0).shape, np.float32)
+        self.action_space = Box(-1.0, 1.0, (7,), np.float32)
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         super().reset(seed=seed)
         episode = int(self.np_random.integers(2**62)) if seed is None else seed
         return self._reset(episode), {"success": False}
 
-    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+    def act(self, action: Any) -> tuple[Any, Any]:
         obs, _, _, _ = self.inner.step(np.asarray(action, dtype=np.float64))
-        success = flag(self.inner._check_success(), "success")
-        return self._seen(obs), float(success), success, False, {"success": success}
-
-    def close(self) -> None:
-        self.inner.close()
+        return self._seen(obs), self.inner._check_success()
 
     def _reset(self, seed: int) -> Any:
         with global_random(seed):
@@ -103,27 +94,6 @@ class RobosuiteEnv(gymnasium.Env):
             self._before = now
             own = np.concatenate([own, own[_PARTS["object"]] - own[_PARTS["tool"]], moved])
         return own.astype(np.float32)
-
-
-class RobosuiteVecEnv(GymVecEnv):
-    """N copies of one task."""
-
-    def __init__(self, name: str, env: gymnasium.vector.VectorEnv, **how: Any) -> None:
-        super().__init__(env, **how)
-        self.name = name
-
-    def make_expert(self, *, expert_noise: float = 0.0) -> BinExpert:
-        """Our scripted policy of this task.
-
-        Raises:
-            ConfigError: the task has none.
-        """
-        if self.name not in EXPERTS:
-            raise ConfigError(
-                f"task.name={self.name!r}: has no scripted expert, so no demonstrations can be recorded of it; "
-                f"{' and '.join(EXPERTS)} have one. Train on demonstrations of your own: dataset=<folder>."
-            )
-        return EXPERTS[self.name](_PARTS, self.spec.action, self.num_envs, expert_noise=expert_noise)
 
 
 def element_names(name: str, relative: bool = False) -> list[str]:
@@ -146,7 +116,7 @@ def element_names(name: str, relative: bool = False) -> list[str]:
 
 def make(
     name: str, num_envs: int, seed: int = 0, *, horizon: int | None = None, relative: bool = False, processes: int = 0
-) -> RobosuiteVecEnv:
+) -> GymVecEnv:
     """Build a task of robosuite as a VecEnv.
 
     Args:
@@ -160,14 +130,15 @@ def make(
     Raises:
         ConfigError: no such task, or a horizon below 1.
     """
-    if name not in TASKS:
-        raise ConfigError(f"task.name={name!r}: not one of the tasks adapted here. {closest(name, task_names())}")
-    *_, text, steps = TASKS[name]
-    steps = steps if horizon is None else horizon
-    if steps < 1:
-        raise ConfigError(f"task.horizon: expected at least 1 step, found {horizon}")
+    check_task(name, TASKS, "robosuite")
+    *_, text, own = TASKS[name]
+    steps = steps_of(horizon, own)
     one = functools.partial(RobosuiteEnv, name, relative)
     facts: dict[str, Any] = {"relative": True} if relative else {}
     envs = vector_env(one, f"robosuite/{name}", num_envs, horizon=steps, processes=processes, name=name, **facts)
-    return RobosuiteVecEnv(name, envs, seed=seed, instructions=text, horizon=steps, action=ACTION,
-                           names=element_names(name, relative))  # fmt: skip
+    made = (
+        functools.partial(ExpertVecEnv, expert=functools.partial(EXPERTS[name], _PARTS))
+        if name in EXPERTS
+        else GymVecEnv
+    )
+    return made(envs, seed=seed, instructions=text, horizon=steps, action=ACTION, names=element_names(name, relative))

@@ -7,6 +7,7 @@ are as many workers as cores that may be used, not as envs.
 from __future__ import annotations
 
 import contextlib
+import functools
 import multiprocessing
 import traceback
 from collections.abc import Callable
@@ -53,7 +54,7 @@ def vector_env(
     """
     if processes < 0:
         raise ConfigError(f"task.processes: expected 0 (in this process) or a number of workers, found {processes}")
-    one = Limited(make, ident, horizon, success, sparse)
+    one = functools.partial(limited, make, horizon, Success(success, ident), sparse)
     count = min(processes, num_envs)
     envs = Workers(one, num_envs, count) if count else _sync(one, num_envs)
     return identified(envs, ident, horizon=horizon, **task)
@@ -65,14 +66,9 @@ def identified(envs: VectorEnv, ident: str, *, horizon: int, **task: Any) -> Vec
     return envs
 
 
-class Limited:
-    """A factory of time-limited envs that tell success, which pickles as long as `make` does."""
-
-    def __init__(self, make: MakeEnv, ident: str, horizon: int, success: str | None, sparse: bool) -> None:
-        self.make, self.ident, self.horizon, self.success, self.sparse = make, ident, horizon, success, sparse
-
-    def __call__(self) -> gymnasium.Env:
-        return TellsSuccess(TimeLimit(self.make(), self.horizon), Success(self.success, self.ident), self.sparse)
+def limited(make: MakeEnv, horizon: int, success: Success, sparse: bool) -> gymnasium.Env:
+    """Build one time-limited env that tells success."""
+    return TellsSuccess(TimeLimit(make(), horizon), success, sparse)
 
 
 class TellsSuccess(gymnasium.Wrapper):
@@ -86,7 +82,8 @@ class TellsSuccess(gymnasium.Wrapper):
         """Raises ConfigError where the info does not tell success."""
         obs, given, terminated, truncated, info = self.env.step(action)
         terminated, truncated = flag(terminated, "terminated"), flag(truncated, "truncated")
-        success = self.success.read_one(info, terminated=terminated, ended=terminated or truncated)
+        ended, ones = np.array([terminated or truncated]), np.ones(1, dtype=bool)
+        (success,) = self.success.read([info], np.array([terminated]), active=ones, ended=ended).tolist()
         reward: Any = given  # NumPy's numbers are kept
         if self.sparse:
             reward, terminated = float(success), terminated or success

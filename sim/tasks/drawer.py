@@ -12,7 +12,7 @@ import numpy as np
 from robopolicy.sim.experts.waypoints import Expert, Groups, Phase, Targets
 from robopolicy.sim.tasks import register
 from robopolicy.sim.tasks.base import Task
-from robopolicy.sim.tasks.scene import Array, Bool, Joint, Range, Scene, fold, planar_fixture
+from robopolicy.sim.tasks.scene import Array, Bool, Joint, Planar, Range, Scene, fold, planar_fixture
 
 # Cabinet frame: origin on the table below the middle of the closed drawer's front face, +y into the cabinet, so the
 # drawer opens along -y and the fingers, which open along y at home, straddle the handle bar from above.
@@ -49,9 +49,7 @@ class DrawerExpert(Expert):
 
 
 class Cabinet(NamedTuple):
-    x: Joint
-    y: Joint
-    yaw: Joint
+    base: Planar
     slide: Joint
 
 
@@ -114,26 +112,23 @@ class Drawer(Task):
         }
 
     def bind(self, model: mujoco.MjModel) -> Cabinet:
-        x, y, yaw = (Joint.find(model, f"cabinet_{k}") for k in ("x", "y", "yaw"))
-        return Cabinet(x, y, yaw, Joint.find(model, "drawer"))
+        return Cabinet(Planar.find(model, "cabinet"), Joint.find(model, "drawer"))
 
     def reset(self, at: Cabinet, draw: Mapping[str, Array], qpos: Array, extra: Array) -> None:
-        at.x.place(qpos, draw["cabinet_x"])
-        at.y.place(qpos, draw["cabinet_y"])
-        at.yaw.place(qpos, draw["cabinet_yaw"])
+        at.base.place(qpos, draw["cabinet_x"], draw["cabinet_y"], draw["cabinet_yaw"])
         at.slide.place(qpos, 0.0)
 
     def _handle(self, at: Cabinet, scene: Scene) -> Array:
         """Return [M 3] m, middle of the bar."""
-        yaw, out = at.yaw.pos(scene), _STAND + at.slide.pos(scene)
-        x = at.x.pos(scene) + out * np.sin(yaw)
-        y = at.y.pos(scene) - out * np.cos(yaw)
+        yaw, out = at.base.yaw.pos(scene), _STAND + at.slide.pos(scene)
+        x = at.base.x.pos(scene) + out * np.sin(yaw)
+        y = at.base.y.pos(scene) - out * np.cos(yaw)
         return np.stack([x, y, np.full_like(x, _BAR_Z)], axis=1)
 
     def observe(self, at: Cabinet, scene: Scene) -> Mapping[str, Array]:
         return {
             "handle_rel": self._handle(at, scene) - scene.tcp,
-            "turn": fold(at.yaw.pos(scene) - scene.yaw, np.pi),  # until the fingers close along the pull
+            "turn": fold(at.base.yaw.pos(scene) - scene.yaw, np.pi),  # until the fingers close along the pull
             "drawer": at.slide.pos(scene),
             "drawer_vel": at.slide.vel(scene),
         }

@@ -14,7 +14,7 @@ from robopolicy.sim.experts.waypoints import Expert, Groups, Phase, Targets
 from robopolicy.sim.kinematics import forward
 from robopolicy.sim.tasks import register
 from robopolicy.sim.tasks.base import Task
-from robopolicy.sim.tasks.scene import Array, BodySpec, Bool, Joint, Range, Scene, fold, planar_fixture
+from robopolicy.sim.tasks.scene import Array, BodySpec, Bool, Planar, Range, Scene, fold, planar_fixture
 
 # Collision bits: 1 table and objects, 2 arm (sim/arm.py), 4 walls, which meet arm and peg but not the table below.
 _WALL_BITS, _FREE_BITS, _HELD_BITS = (
@@ -51,9 +51,7 @@ class SlipExpert(PegExpert):
 
 
 class Hole(NamedTuple):
-    x: Joint
-    y: Joint
-    yaw: Joint
+    base: Planar
     peg: Any  # Body of a free peg; None: part of the hand
 
 
@@ -125,13 +123,10 @@ class PegEasy(Task):
         }
 
     def bind(self, model: mujoco.MjModel) -> Hole:
-        x, y, yaw = (Joint.find(model, f"hole_{k}") for k in ("x", "y", "yaw"))
-        return Hole(x, y, yaw, peg=None)
+        return Hole(Planar.find(model, "hole"), peg=None)
 
     def reset(self, at: Hole, draw: Mapping[str, Array], qpos: Array, extra: Array) -> None:
-        at.x.place(qpos, draw["hole_x"])
-        at.y.place(qpos, draw["hole_y"])
-        at.yaw.place(qpos, draw["hole_yaw"])
+        at.base.place(qpos, draw["hole_x"], draw["hole_y"], draw["hole_yaw"])
 
     def tip(self, at: Hole, scene: Scene) -> Tip:
         hand_z = forward(scene.qpos[:, :ARM_DOF]).axes[:, 2]  # a pressed hand tilts, and the tip moves by millimetres
@@ -139,8 +134,7 @@ class PegEasy(Task):
 
     def _mouth(self, at: Hole, scene: Scene) -> Array:
         """Return [M 3] m, the middle of the hole's upper rim."""
-        x, y = at.x.pos(scene), at.y.pos(scene)
-        return np.stack([x, y, np.full_like(x, self.depth)], axis=1)
+        return np.column_stack([at.base.pos(scene), np.full(len(scene.qpos), self.depth)])
 
     def observe(self, at: Hole, scene: Scene) -> Mapping[str, Array]:
         tip = self.tip(at, scene)
@@ -148,7 +142,7 @@ class PegEasy(Task):
         return {
             "mouth_rel": rel,
             "mouth_near": np.clip(100 * rel, -1, 1),  # the last centimetre, enlarged
-            "turn": fold(at.yaw.pos(scene) - tip.yaw, np.pi / 2),  # to the nearest face
+            "turn": fold(at.base.yaw.pos(scene) - tip.yaw, np.pi / 2),  # to the nearest face
         }
 
     def success(self, at: Hole, scene: Scene) -> Bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any
 
 import mujoco
 import numpy as np
@@ -14,7 +14,7 @@ from torch import Tensor
 from robopolicy.sim.experts.waypoints import Expert, Groups, Phase, Targets
 from robopolicy.sim.tasks import register
 from robopolicy.sim.tasks.base import Task
-from robopolicy.sim.tasks.scene import Array, Bool, Joint, Range, Scene, fold
+from robopolicy.sim.tasks.scene import Array, Bool, Planar, Range, Scene, fold
 from robopolicy.sim.tblock_geometry import TBlockGeometry, rotate
 
 _BALL = 0.012  # m, radius of the ball at the stick's end; it pushes at the T's half height, so the T stays flat
@@ -89,25 +89,6 @@ class PushTExpert(Expert):
         best = np.where(np.isinf(cost.min(axis=1)), left.argmin(axis=1), cost.argmin(axis=1))
         return length[np.arange(len(best)), best], best
 
-    def done(self, f: Groups, phase: Phase, gap: Array, turn: Array, clock: Array) -> Bool:
-        return np.zeros(self.num_envs, dtype=bool)
-
-
-class TBlock(NamedTuple):
-    """Joints of the T."""
-
-    x: Joint
-    y: Joint
-    yaw: Joint
-
-    def pos(self, scene: Scene) -> Array:
-        """Return [M 2] m, centre of mass."""
-        return np.stack([self.x.pos(scene), self.y.pos(scene)], axis=1)
-
-    def vel(self, scene: Scene) -> Array:
-        """Return [M 2] m/s."""
-        return np.stack([self.x.vel(scene), self.y.vel(scene)], axis=1)
-
 
 @register("pusht")
 @dataclass(frozen=True)
@@ -173,27 +154,26 @@ class PushT(Task):
             "side": (-1.0, 1.0),  # where the arm starts: right or left of the T, by up to 0.1 rad more
         }
 
-    def bind(self, model: mujoco.MjModel) -> TBlock:
-        return TBlock(*(Joint.find(model, f"tee_{k}") for k in TBlock._fields))
+    def bind(self, model: mujoco.MjModel) -> Planar:
+        return Planar.find(model, "tee")
 
-    def reset(self, at: TBlock, draw: Mapping[str, Array], qpos: Array, extra: Array) -> None:
-        for k in ("x", "y", "yaw"):
-            getattr(at, k).place(qpos, draw[f"tee_{k}"])
+    def reset(self, at: Planar, draw: Mapping[str, Array], qpos: Array, extra: Array) -> None:
+        at.place(qpos, draw["tee_x"], draw["tee_y"], draw["tee_yaw"])
         angle = np.sign(draw["side"]) * (0.45 + 0.1 * np.abs(draw["side"]))
         qpos[:, 0] += angle
         qpos[:, 6] += angle  # keeps the tool's yaw
 
-    def _error(self, at: TBlock, scene: Scene) -> tuple[Array, Array]:
+    def _error(self, at: Planar, scene: Scene) -> tuple[Array, Array]:
         """Return [M 2] m from the T to the target, and [M] rad that it must turn."""
         shift = np.array([self.goal_x, self.goal_y]) - at.pos(scene)
         return shift, fold(self.goal_yaw - at.yaw.pos(scene), 2 * np.pi)
 
-    def coverage(self, at: TBlock, scene: Scene) -> Array:
+    def coverage(self, at: Planar, scene: Scene) -> Array:
         """Return [M] in [0, 1]: covered part of the target."""
         shift, turn = self._error(at, scene)
         return self.tblock.coverage(rotate(-shift, np.full_like(turn, -self.goal_yaw)), -turn)
 
-    def observe(self, at: TBlock, scene: Scene) -> Mapping[str, Array]:
+    def observe(self, at: Planar, scene: Scene) -> Mapping[str, Array]:
         shift, turn = self._error(at, scene)
         block = at.pos(scene) - scene.tcp[:, :2]
         return {
@@ -207,10 +187,10 @@ class PushT(Task):
             "coverage": self.coverage(at, scene),
         }
 
-    def success(self, at: TBlock, scene: Scene) -> Bool:
+    def success(self, at: Planar, scene: Scene) -> Bool:
         return self.coverage(at, scene) >= self.cover
 
-    def dense(self, at: TBlock, scene: Scene) -> Array:
+    def dense(self, at: Planar, scene: Scene) -> Array:
         shift, turn = self._error(at, scene)
         error = np.sqrt((shift**2).sum(axis=1)) + self.tblock.turn_length * np.abs(turn)
         return 0.5 * (1 - np.tanh(8 * error)) + 0.5 * self.coverage(at, scene)

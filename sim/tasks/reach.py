@@ -24,9 +24,6 @@ class ReachExpert(Expert):
     def plan(self, f: Groups, phase: Phase) -> Targets:
         return f["target"] + self.bias[:, :3], f["yaw"] + f["lag"][:, 3], np.ones(self.num_envs)
 
-    def done(self, f: Groups, phase: Phase, gap: Array, turn: Array, clock: Array) -> Bool:
-        return np.zeros(self.num_envs, dtype=bool)
-
 
 @register("reach")
 @dataclass(frozen=True)

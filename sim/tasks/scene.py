@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import mujoco
 import numpy as np
@@ -97,27 +98,50 @@ class Joint:
         qpos[:, self.q] = value
 
 
-def free_box(
-    name: str, size: tuple[float, float, float], *, mass: float, rgba: str, friction: float = 1.0, condim: int = 3
-) -> str:
+class Planar(NamedTuple):
+    """Joints of a body that moves in the plane: of a `planar_fixture`, or of a block on the table."""
+
+    x: Joint
+    y: Joint
+    yaw: Joint
+
+    @classmethod
+    def find(cls, model: mujoco.MjModel, name: str) -> Planar:
+        return cls(*(Joint.find(model, f"{name}_{k}") for k in cls._fields))
+
+    def pos(self, scene: Scene) -> Array:
+        """Return [M 2] m."""
+        return np.stack([self.x.pos(scene), self.y.pos(scene)], axis=1)
+
+    def vel(self, scene: Scene) -> Array:
+        """Return [M 2] m/s."""
+        return np.stack([self.x.vel(scene), self.y.vel(scene)], axis=1)
+
+    def place(self, qpos: Array, x: Array, y: Array, yaw: Array | float = 0.0) -> None:
+        """Write a pose into `qpos` [M nq]."""
+        for joint, value in zip(self, (x, y, yaw), strict=True):
+            joint.place(qpos, value)
+
+
+def free_box(name: str, size: tuple[float, float, float], *, mass: float, rgba: str) -> str:
     """MJCF of a free box; `size`: half lengths in m, `mass` in kg."""
     sx, sy, sz = size
     return f"""
     <body name="{name}" pos="0.5 0 {sz}">
       <freejoint name="{name}"/>
-      <geom name="{name}" type="box" size="{sx} {sy} {sz}" mass="{mass}" friction="{friction} 0.005 0.0001"
-            condim="{condim}" solref="0.01 1" rgba="{rgba}"/>
+      <geom name="{name}" type="box" size="{sx} {sy} {sz}" mass="{mass}" friction="1.0 0.005 0.0001"
+            condim="3" solref="0.01 1" rgba="{rgba}"/>
     </body>"""
 
 
-def planar_fixture(name: str, inner: str, *, z: float = 0.0) -> str:
+def planar_fixture(name: str, inner: str) -> str:
     """MJCF of a heavy fixture whose pose (x, y, yaw) differs per episode and never moves in one.
 
     Its pose lives in qpos (joints `<name>_x`, `<name>_y`, `<name>_yaw`), so one model serves all envs. An armature of
     1e8 kg makes it immovable: 100 N for 10 s moves it 50 µm.
     """
     return f"""
-    <body name="{name}" pos="0 0 {z}" gravcomp="1">
+    <body name="{name}" pos="0 0 0.0" gravcomp="1">
       <joint name="{name}_x" type="slide" axis="1 0 0" armature="1e8"/>
       <joint name="{name}_y" type="slide" axis="0 1 0" armature="1e8"/>
       <joint name="{name}_yaw" type="hinge" axis="0 0 1" armature="1e8"/>{inner}

@@ -18,7 +18,18 @@ from robopolicy.core.errors import ConfigError, closest
 from robopolicy.sim.experts.tabletop import TabletopExpert
 from robopolicy.sim.tasks import register
 from robopolicy.sim.tasks.base import Task
-from robopolicy.sim.tasks.scene import Array, BodySpec, Bool, Joint, Range, Scene, fold, free_box, planar_fixture
+from robopolicy.sim.tasks.scene import (
+    Array,
+    BodySpec,
+    Bool,
+    Joint,
+    Planar,
+    Range,
+    Scene,
+    fold,
+    free_box,
+    planar_fixture,
+)
 from robopolicy.sim.tasks.tabletop_goals import COLOURS, CUBES, GOALS, PRESS, SENTENCES
 
 _CELLS = 6  # positions on the table, in two rows
@@ -29,8 +40,7 @@ _TOP = 0.045  # m, the button's, at rest
 
 class Things(NamedTuple):
     cubes: tuple[BodySpec, ...]
-    x: Joint
-    y: Joint
+    stand: Planar
     button: Joint
     distractors: tuple[BodySpec, ...]
 
@@ -130,9 +140,9 @@ class Tabletop(Task):
         return {**whole, **pose_ranges(*COLOURS, "button"), **pose_ranges(*("purple", "yellow")[: self.distractors])}
 
     def bind(self, model: mujoco.MjModel) -> Things:
-        x, y, button = (Joint.find(model, k) for k in ("stand_x", "stand_y", "button"))
+        stand, button = Planar.find(model, "stand"), Joint.find(model, "button")
         others = tuple(BodySpec.find(model, n) for n in ("purple", "yellow")[: self.distractors])
-        return Things(tuple(BodySpec.find(model, c) for c in COLOURS), x, y, button, others)
+        return Things(tuple(BodySpec.find(model, c) for c in COLOURS), stand, button, others)
 
     def reset(self, at: Things, draw: Mapping[str, Array], qpos: Array, extra: Array) -> None:
         cell = np.argsort(np.stack([draw[f"cell_{k}"] for k in range(_CELLS)], axis=1), axis=1)  # [M 6] which cell
@@ -147,9 +157,7 @@ class Tabletop(Task):
             body.place(qpos, x, y, heights[k], draw[f"{name}_yaw"])
             if k < CUBES:
                 extra[:, 2 + k] = x
-        x, y = place(_CELLS - 1, "button")
-        at.x.place(qpos, x)
-        at.y.place(qpos, y)
+        at.stand.place(qpos, *place(_CELLS - 1, "button"))
 
         count, per = len(self.goals), len(SENTENCES[self.wording]["pick"])
         own = (draw["goal"] * count).astype(np.int64)
@@ -172,7 +180,7 @@ class Tabletop(Task):
 
     def _button(self, at: Things, scene: Scene) -> Array:
         """Return [M 3] m, the middle of its top."""
-        return np.stack([at.x.pos(scene), at.y.pos(scene), _TOP - at.button.pos(scene)], axis=1)
+        return np.column_stack([at.stand.pos(scene), _TOP - at.button.pos(scene)])
 
     def achieved(self, at: Things, scene: Scene) -> Bool:
         """Return whether [M 7] each of GOALS holds now."""

@@ -9,16 +9,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 
 h5py = pytest.importorskip("h5py")
 
-from robopolicy.core.errors import DataError  # noqa: E402
-from robopolicy.datasets.checks import check_timestamps, limit_slack, outside_limits  # noqa: E402
-from robopolicy.datasets.files import read_json, visible  # noqa: E402
+from robopolicy.datasets.checks import limit_slack, outside_limits  # noqa: E402
+from robopolicy.datasets.files import visible  # noqa: E402
+from robopolicy.datasets.frame_checks import check_rate  # noqa: E402
 from robopolicy.datasets.hdf5.contents import BrokenError, leaves  # noqa: E402
 from robopolicy.datasets.info_models import Column  # noqa: E402
-from robopolicy.datasets.spans import EpisodeSpans, Span, blocks_of, check_blocks, check_spans  # noqa: E402
+from robopolicy.datasets.spans import EpisodeSpans, FilmBlock, Span, blocks_of, check_blocks, check_spans  # noqa: E402
 from scripts import foreign_datasets, foreign_hdf5  # noqa: E402
 from scripts.foreign_data import Case, Templates, problems  # noqa: E402
 
@@ -94,17 +93,8 @@ def test_slack_of_limits_with_an_infinite_end() -> None:
 
 
 def test_timestamps_of_an_episode_of_one_frame() -> None:
-    (defect,) = check_timestamps(torch.tensor([0.0, torch.nan]), torch.tensor([0, 1, 2]), fps=10)
+    (defect,) = check_rate(FilmBlock(1, 1, 2), np.array([0.0, np.nan]), 10.0)
     assert (defect.key, defect.episode, defect.frame) == ("timestamp", 1, 0)
-
-
-def test_json_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    file = tmp_path / "x.json"
-    file.write_text("[1, 2]")
-    assert read_json(file) == [1, 2]
-    monkeypatch.setattr("robopolicy.datasets.files.MOST_JSON", 5)
-    with pytest.raises(DataError, match=r"x\.json"):
-        read_json(file)
 
 
 def test_hidden_files_are_left_out() -> None:

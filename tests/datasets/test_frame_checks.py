@@ -4,9 +4,18 @@ from __future__ import annotations
 
 import numpy as np
 
-from robopolicy.datasets.frame_checks import ranges
+from robopolicy.datasets.frame_checks import check_rate, ranges
+from robopolicy.datasets.spans import FilmBlock
 
 
 def test_ranges() -> None:
     assert ranges(np.array([3])) == "frame 3" and ranges(np.array([1, 2, 3, 7])) == "frames 1–3, 7"
     assert ranges(np.arange(0, 20, 2)) == "frames 0, 2, 4, 6, 8, 10 …"
+
+
+def test_timestamps_by_hand() -> None:
+    second = FilmBlock(1, 3, 5)
+    assert [*check_rate(second, np.array([0.0, 0.5, 1.0, 0.0, 0.5]), 2.0)] == []
+    for stamp in (1.0, np.nan):
+        (defect,) = check_rate(second, np.array([0.0, 0.5, 1.0, 0.0, stamp]), 2.0)
+        assert (defect.key, defect.episode, defect.frame) == ("timestamp", 1, 1)

@@ -152,11 +152,11 @@ def test_statistics(dataset: Path, tmp_path: Path) -> None:
 
     assert damaged(lambda s: None) == []
     (found,) = damaged(lambda s: s["action"].pop("std"))
-    assert found.startswith("stats: action: std are missing in meta/stats.json.")
+    assert found.startswith("stats: action: std is missing in meta/stats.json.")
     (found,) = damaged(lambda s: s.pop("observation.state"))
-    assert found.startswith("stats: observation.state: mean and std and min and max are missing")
+    assert found.startswith("stats: observation.state: mean is missing; std is missing")
     (found,) = damaged(lambda s: s["action"].update(mean=[math.nan, 0.0]))
-    assert "action: not all are finite" in found
+    assert "action: mean expected finite numbers, found [nan, 0.0]" in found
     (found,) = damaged(lambda s: s["action"].update(max=[0.5, s["action"]["max"][1]]))
     assert "stats: action: max of element 0 is 0.5 in meta/stats.json, 0.0" in found and "of other data" in found
     file.unlink()

@@ -13,8 +13,8 @@ from trajectory_msgs.msg import JointTrajectory
 
 from robopolicy.real.control.robots import State
 from robopolicy.real.control.trajectory_spline import follow, shape
-from robopolicy.real.ros2.action_output import ActionOutput
-from robopolicy.real.ros2.outputs import PositionOutput, TrajectoryOutput
+from robopolicy.real.ros2.cdr import TrajectoryBytes
+from robopolicy.real.ros2.outputs import ActionOutput, PositionOutput, TrajectoryOutput
 from robopolicy.real.ros2.timeline import Timeline
 from robopolicy.real.ros2.upsampling import broken_claims
 from robopolicy.real.ros2.wiring import Wiring, parse
@@ -208,7 +208,7 @@ class Line:
 
     def _play(self) -> Array:
         for message in self._arrived(self.tick * self.wiring.dt_ns):
-            first, points = self.output._bytes.read(message)
+            first, points = TrajectoryBytes(self.wiring.joints, self.wiring.dt_ns).read(message)
             if len(points):
                 self.driver.offer(first, points)
         return self.driver.play()

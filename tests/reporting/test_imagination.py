@@ -40,7 +40,7 @@ def write(run: Path) -> None:
 
 def test_all_that_a_run_in_imagination_left(tmp_path: Path) -> None:
     write(tmp_path / "dreamt")
-    page = imagination([read_run(tmp_path / "dreamt")])
+    page = "".join(imagination([read_run(tmp_path / "dreamt")]))
     for title in ("What was kept", "Rounds", "Real and imagined", "The world model"):
         assert f"<h2>{title}</h2>" in page
     assert "0 of 1 updates were accepted" in page and "refused: &lt;b&gt;worse&lt;/b&gt;" in page and "<b>" not in page
@@ -56,7 +56,7 @@ def test_pictures_that_were_imagined(tmp_path: Path) -> None:
     write(tmp_path / "dreamt")
     file = tmp_path / "dreamt" / "world_model_report.json"
     report = json.loads(file.read_text())
-    assert "data:image/png" not in imagination([read_run(tmp_path / "dreamt")])
+    assert "data:image/png" not in "".join(imagination([read_run(tmp_path / "dreamt")]))
     report["episodes"][0]["strips"] = {"<front>": "iVBORw0="}
     none = {"mse": None, "psnr": None}
     report["pictures"] = {"observation.images.front": {
@@ -64,7 +64,7 @@ def test_pictures_that_were_imagined(tmp_path: Path) -> None:
         "50": {"windows": 0, "model": none, "copy_last": none},
     }}  # fmt: skip
     file.write_text(json.dumps(report))
-    page = imagination([read_run(tmp_path / "dreamt")])
+    page = "".join(imagination([read_run(tmp_path / "dreamt")]))
     assert (
         'src="data:image/png;base64,iVBORw0="' in page and "&lt;front&gt;: real above" in page and "<front>" not in page
     )
@@ -74,9 +74,9 @@ def test_pictures_that_were_imagined(tmp_path: Path) -> None:
 
 def test_what_is_not_there_is_left_out(tmp_path: Path) -> None:
     (tmp_path / "plain").mkdir()
-    assert imagination([read_run(tmp_path / "plain")]) == ""
+    assert imagination([read_run(tmp_path / "plain")]) == []
     (tmp_path / "plain" / "gate.json").write_text("{torn")
-    assert "gate.json" in imagination([read_run(tmp_path / "plain")])
+    assert "gate.json" in "".join(imagination([read_run(tmp_path / "plain")]))
 
 
 def test_numbers_that_differ_most_come_first() -> None:

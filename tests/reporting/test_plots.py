@@ -3,9 +3,7 @@ from __future__ import annotations
 import math
 import xml.etree.ElementTree as ET
 
-import pytest
-
-from robopolicy.reporting.plots import Series, Whisker, interval_chart, line_chart, number, outcome_grid, ticks
+from robopolicy.reporting.plots import Series, Whisker, interval_chart, line_chart, outcome_grid, ticks
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -15,14 +13,6 @@ def test_ticks_are_round():
     assert ticks(3, 30_000, 3) == [10_000, 20_000, 30_000]
     assert ticks(-0.02, 0.02, 4) == [-0.02, -0.01, 0.0, 0.01, 0.02]
     assert ticks(5, 5) == [5]
-
-
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [(0, "0"), (30_000, "30k"), (1_250_000, "1.25M"), (0.25, "0.25"), (3.1e-4, "3.1e-4"), (-2e-5, "-2e-5"), (97, "97")],
-)
-def test_numbers_are_short(value, text):
-    assert number(value) == text
 
 
 def test_line_chart_puts_points_where_they_belong():

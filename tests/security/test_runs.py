@@ -224,7 +224,7 @@ def test_whatever_an_env_raises_names_its_options(monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr("gymnasium.make", fail)
     with pytest.raises(ConfigError, match=r"task\.options"):
-        gymnasium.OneEnv("", "Pendulum-v1", {})()
+        gymnasium.make_one("", "Pendulum-v1", {})
 
 
 @pytest.mark.parametrize(

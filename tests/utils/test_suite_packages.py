@@ -10,7 +10,7 @@ import pytest
 from robopolicy.core.errors import ConfigError
 from robopolicy.doctor import checks, suites
 from robopolicy.doctor.probes import ProbeError, probe
-from robopolicy.sim.suites.versions import needs
+from robopolicy.sim.suites.base import needs
 from robopolicy.utils import suite_packages
 from robopolicy.utils.suite_packages import PACKAGES
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -24,7 +25,7 @@ from robopolicy.world_models.evaluation.validation import (
 )
 from robopolicy.world_models.models.success import choose_threshold, verdict
 from robopolicy.world_models.models.world import World
-from robopolicy.world_models.training.data import Sequences
+from robopolicy.world_models.training.data import sequences
 
 _RANKED = 2_000  # sequences by which members are ranked
 
@@ -73,7 +74,7 @@ def assess(
         "by_number": {str(k): {n: e[k]["by_number"] for n, e in errors.items()} for k in windows},
         "pictures": pictures,
         "names": list(world.spec.observation[STATE].names or ()),
-        "success": {**outcome.to_dict(), "wanted": world.success.precision},
+        "success": {**asdict(outcome), "wanted": world.success.precision},
         "trust": {
             "bound": float(world.bound),
             "believed": believed,
@@ -159,9 +160,9 @@ def _rank(world: World, episodes: Episodes) -> None:
     dynamics = world.dynamics
     if dynamics.heads == 1:
         return
-    sequences = Sequences.of(episodes, dynamics.unroll)
-    some = torch.linspace(0, len(sequences.frames) - 1, min(_RANKED, len(sequences.frames))).long()
-    frames, valid = sequences.frames[some], sequences.valid[some]
+    frames, valid = sequences(episodes, dynamics.unroll)
+    some = torch.linspace(0, len(frames) - 1, min(_RANKED, len(frames))).long()
+    frames, valid = frames[some], valid[some]
     batch = {k: episodes.obs[k][frames] for k in world.spec.observation if k in episodes.obs}
     batch |= {"action": episodes.action[frames[:, :-1]], "valid": valid}
     dynamics.rank(dynamics.member_errors({k: v.expand(dynamics.heads, *v.shape) for k, v in batch.items()}))

@@ -1,8 +1,8 @@
 """Predict the dynamics of action chunks by a causal transformer over a state and H actions.
 
 A one-step model feeds its own error back after every action. Here nothing is fed back within a chunk: the change at
-every step follows from the first state of the chunk and the actions so far. So a chunk is one pass, in training and in
-`chunk`, and errors compound once in H steps. Random outcomes, as whether a grasp holds, are drawn once a chunk too: the
+every step follows from the first state of the chunk and the actions so far. So a chunk is one pass in training, and
+errors compound once in H steps. Random outcomes, as whether a grasp holds, are drawn once a chunk too: the
 mode stays the same for all of its steps. Similar model: Trajectory Transformer (Janner et al. 2021); here states are
 continuous and outcomes a mixture.
 """
@@ -10,7 +10,6 @@ continuous and outcomes a mixture.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
 from typing import Any, NamedTuple
 
 import torch
@@ -18,12 +17,11 @@ from torch import Tensor, nn
 
 from robopolicy.config.schema import Count, Positive
 from robopolicy.core.errors import ConfigError
-from robopolicy.core.types import STATE, TASK, EnvSpec, Metrics, Obs
-from robopolicy.datasets.episodes import Episodes
-from robopolicy.networks.precision import Precision
-from robopolicy.world_models.models.chunk_predictor import Member
-from robopolicy.world_models.models.dynamics import Dynamics, History, Imagined, by_blocks
-from robopolicy.world_models.models.state_transform import StateTransform, check_sizes, hyperbolic
+from robopolicy.core.types import STATE, EnvSpec, Metrics
+from robopolicy.networks.precision import Precision, computing
+from robopolicy.networks.transformer import Attention, feed_forward
+from robopolicy.world_models.models.dynamics import History, Imagined, StateDynamics, by_blocks, unrolled_metrics
+from robopolicy.world_models.models.state_transform import StateTransform, check_sizes, hyperbolic, round_up
 
 
 class Latent(NamedTuple):
@@ -36,7 +34,44 @@ class Latent(NamedTuple):
     luck: Tensor  # [...] uniform number of the chunk, −1 for the likeliest outcome; of no meaning where none is taken
 
 
-class ChunkTransformer(Dynamics):
+class Member(nn.Module):
+    """Transformer with causal attention over the steps of a chunk, and M modes of its outcome."""
+
+    def __init__(
+        self, in_dim: int, out_dim: int, *, chunk: int, modes: int, width: int, depth: int, attention_heads: int,
+        precision: Precision,
+    ) -> None:  # fmt: skip
+        super().__init__()
+        self.enter = nn.Linear(in_dim, width)
+        self.position = nn.Parameter(0.02 * torch.randn(chunk, width))
+        self.attention = nn.ModuleList(Attention(width, attention_heads) for _ in range(depth))
+        self.feed = nn.ModuleList(feed_forward(width, 2) for _ in range(depth))
+        self.norms = nn.ModuleList(nn.LayerNorm(width) for _ in range(2 * depth + 1))
+        self.change = nn.Linear(width + in_dim, round_up(modes * out_dim))
+        self.odds = nn.Linear(width, round_up(modes))
+        self.modes, self.out_dim = modes, out_dim
+        self.precision: Precision = precision
+        self.register_buffer("before", torch.ones(chunk, chunk, dtype=torch.bool).tril()[None, None], persistent=False)
+        with torch.no_grad():  # at first all modes are alike, and next to nothing moves
+            self.change.weight.mul_(0.1)
+            each = self.change.weight[: modes * out_dim].view(modes, out_dim, -1)
+            each.copy_(each[:1].expand_as(each).clone())
+            for parameter in (self.change.bias, self.odds.weight, self.odds.bias):
+                parameter.zero_()
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Changes [B H M Ds] of every step in deviations of one, and logits [B M], of inputs x [B H F]."""
+        h = self.enter(x) + self.position
+        with computing(self.precision, x.device):  # layers that read or move a state stay float32
+            for i, (attend, feed) in enumerate(zip(self.attention, self.feed, strict=True)):
+                h = h + attend(self.norms[2 * i](h), self.before)
+                h = h + feed(self.norms[2 * i + 1](h))
+        h = self.norms[-1](h)
+        change = self.change(torch.cat([h, x], dim=-1))[..., : self.modes * self.out_dim]
+        return change.unflatten(-1, (self.modes, self.out_dim)), self.odds(h[:, 0])[..., : self.modes]
+
+
+class ChunkTransformer(StateDynamics):
     """E members over the changes of the state [Ds] along H actions.
 
     A mode's density is hyperbolic, with a spread for every step of the chunk and number. Its odds follow from the state
@@ -94,12 +129,6 @@ class ChunkTransformer(Dynamics):
         self.log_spread = nn.Parameter(start.T[None, :, :, None].repeat(heads, 1, 1, self.size))  # [E H M Ds]
 
     # -- Dynamics ----------------------------------------------------------------------------------------------------
-    def fit(self, episodes: Episodes) -> None:
-        self.state_transform.fit(episodes)
-
-    def widen(self, episodes: Episodes) -> None:
-        self.state_transform.widen(episodes)
-
     def encode(self, history: History) -> Tensor:
         """Encode frames; every frame begins a chunk."""
         state = history.obs[STATE]
@@ -107,20 +136,9 @@ class ChunkTransformer(Dynamics):
         nothing = state.new_zeros(state.shape[:-1])
         return self._join(Latent(state, state, done, nothing, nothing))
 
-    def decode(self, latent: Tensor, keys: Collection[str]) -> Obs:
-        state = latent[..., : self.size].clone()
-        obs = {STATE: state, TASK: torch.zeros(len(latent), dtype=torch.int64, device=latent.device)}
-        return {k: obs[k] for k in keys}
-
-    def features(self, latent: Tensor) -> Tensor:
-        return self.state_transform.features(latent[..., : self.size])
-
-    def outside(self, latent: Tensor) -> Tensor:
-        return self.state_transform.outside(latent[..., : self.size])
-
     def mixed(self, latent: Tensor, other: Tensor, swap: Tensor) -> Tensor:
         """States by their numbers; what a chunk was about is dropped."""
-        state = torch.where(swap, other, latent)[..., : self.size]
+        state = self.state(torch.where(swap, other, latent))
         return torch.cat([self.state_transform.derive(state), torch.zeros_like(latent[..., self.size :])], dim=-1)
 
     @torch.no_grad()
@@ -128,30 +146,12 @@ class ChunkTransformer(Dynamics):
         draw = torch.full_like(episode, torch.nan) if draw is None else draw
         return Imagined(*by_blocks(self._step_block, latent, action, draw, self._who(episode), block=self.block))
 
-    @torch.no_grad()
-    def chunk(self, latent: Tensor, action: Tensor, *, episode: Tensor, draw: Tensor | None) -> Imagined:
-        """H steps at once, of latents [B C] at which a chunk begins: latents [B H C] and uncertainties [B H].
-
-        The same as `step` with each of the actions [B H Da] in turn, and `draw` [B] at the first of them.
-
-        Raises:
-            ValueError: of some latent, the chunk is under way.
-        """
-        taken = self._split(latent).taken
-        if bool(((taken > 0) & (taken < self.chunk_size)).any()):
-            raise ValueError(f"latent: expected ones at which a chunk begins, found {taken.tolist()} actions taken of "
-                             f"{self.chunk_size}. Encode them again, or use step.")  # fmt: skip
-        draw = torch.full_like(episode, torch.nan) if draw is None else draw
-        return Imagined(*by_blocks(self._chunk_block, latent, action, draw, self._who(episode), block=self.block))
-
     def loss(self, batch: dict[str, Any]) -> tuple[Tensor, Metrics]:
         """Return −log p per predicted number and transition, of whole chunks of the mode that they were."""
         nll, error = self._unrolled(batch)
         valid = batch["valid"]
-        count = valid.sum(dim=(0, 1)).clamp_min(1)
-        steps = torch.where(valid, error, 0.0).sum(dim=(0, 1)) / count
         loss = nll.sum() / valid.sum().clamp_min(1)
-        return loss, {"nll": float(loss.detach()), "error_1": float(steps[0]), f"error_{len(steps)}": float(steps[-1])}
+        return loss, unrolled_metrics(loss.detach(), error, valid)
 
     # -- inside ------------------------------------------------------------------------------------------------------
     def _split(self, latent: Tensor) -> Latent:
@@ -181,18 +181,6 @@ class ChunkTransformer(Dynamics):
         change, uncertainty = self._predicted(begun, done, member, luck)
         state = self.state_transform.advance(at.state, change[rows, k])
         return self._join(Latent(state, begun, done, (k + 1).to(latent), luck)), uncertainty[rows, k]
-
-    def _chunk_block(self, latent: Tensor, action: Tensor, draw: Tensor, member: Tensor) -> tuple[Tensor, Tensor]:
-        begun, luck = latent[:, : self.size], draw.nan_to_num(-1.0)
-        done = self.state_transform.units(action)
-        change, uncertainty = self._predicted(begun, done, member, luck)
-        at, rows = begun, []
-        for k in range(self.chunk_size):
-            at = self.state_transform.advance(at, change[:, k])
-            known = (torch.arange(self.chunk_size, device=done.device) <= k)[:, None]
-            taken = torch.full_like(luck, k + 1)
-            rows.append(self._join(Latent(at, begun, torch.where(known, done, 0.0), taken, luck)))
-        return torch.stack(rows, dim=1), uncertainty
 
     def _predicted(self, begun: Tensor, done: Tensor, member: Tensor, luck: Tensor) -> tuple[Tensor, Tensor]:
         """Return changes [B H Ds] by `member` [B] with `luck` [B] (< 0: the likeliest), and the uncertainty [B H]."""

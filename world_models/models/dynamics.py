@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from robopolicy.core.types import STATE, TASK, EnvSpec, Feature, Metrics, Obs
 from robopolicy.datasets.episodes import Episodes
+from robopolicy.world_models.models.state_transform import StateTransform
 
 
 class Imagined(NamedTuple):
@@ -142,6 +143,38 @@ class Dynamics(nn.Module):
     def member_errors(self, batch: dict[str, Any]) -> Tensor:
         """Return [E] held-out error of each member, for `rank`."""
         return torch.zeros(self.heads)
+
+
+class StateDynamics(Dynamics):
+    """Dynamics whose latents hold a state [Ds], in the units of a StateTransform."""
+
+    state_transform: StateTransform
+
+    def state(self, latent: Tensor) -> Tensor:
+        """Return the state [... Ds] of latents [... C]."""
+        return latent[..., : self.state_transform.size]
+
+    def fit(self, episodes: Episodes) -> None:
+        self.state_transform.fit(episodes)
+
+    def widen(self, episodes: Episodes) -> None:
+        self.state_transform.widen(episodes)
+
+    def decode(self, latent: Tensor, keys: Collection[str]) -> Obs:
+        task = torch.zeros(len(latent), dtype=torch.int64, device=latent.device)
+        return {k: {STATE: self.state(latent).clone(), TASK: task}[k] for k in keys}
+
+    def features(self, latent: Tensor) -> Tensor:
+        return self.state_transform.features(self.state(latent))
+
+    def outside(self, latent: Tensor) -> Tensor:
+        return self.state_transform.outside(self.state(latent))
+
+
+def unrolled_metrics(loss: Tensor, error: Tensor, valid: Tensor) -> Metrics:
+    """Return the loss, and the mean of errors [E B L] at the first and at the last step, where `valid` [E B L]."""
+    steps = torch.where(valid, error, 0.0).sum(dim=(0, 1)) / valid.sum(dim=(0, 1)).clamp_min(1)
+    return {"nll": float(loss), "error_1": float(steps[0]), f"error_{len(steps)}": float(steps[-1])}
 
 
 def by_blocks(function: Callable[..., Any], *inputs: Tensor, block: int = 64) -> tuple[Tensor, ...]:

@@ -11,7 +11,6 @@ Training uses short open-loop unrolls, which follow the phase that explains the 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
 from itertools import pairwise
 from typing import Any
 
@@ -20,14 +19,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from robopolicy.config.schema import Count, Positive
-from robopolicy.core.types import STATE, TASK, EnvSpec, Metrics, Obs
-from robopolicy.datasets.episodes import Episodes
+from robopolicy.core.types import STATE, EnvSpec, Metrics
 from robopolicy.networks.critics import EnsembleLayerNorm, EnsembleLinear
-from robopolicy.world_models.models.dynamics import Dynamics, History, Imagined, by_blocks
+from robopolicy.world_models.models.dynamics import History, Imagined, StateDynamics, by_blocks, unrolled_metrics
 from robopolicy.world_models.models.state_transform import StateTransform, check_sizes, hyperbolic, round_up
 
 
-class PhaseEnsemble(Dynamics):
+class PhaseEnsemble(StateDynamics):
     """E members × M phases over the change of the state [Ds].
 
     The density of a phase is hyperbolic, exp(1 − √(1 + z²)) per number up to a constant: Gaussian near its mean, with
@@ -85,24 +83,8 @@ class PhaseEnsemble(Dynamics):
         self.register_buffer("order", torch.arange(heads))  # members, the best first
 
     # -- Dynamics ----------------------------------------------------------------------------------------------------
-    def fit(self, episodes: Episodes) -> None:
-        self.state_transform.fit(episodes)
-
-    def widen(self, episodes: Episodes) -> None:
-        self.state_transform.widen(episodes)
-
     def encode(self, history: History) -> Tensor:
         return history.obs[STATE]
-
-    def decode(self, latent: Tensor, keys: Collection[str]) -> Obs:
-        obs = {STATE: latent.clone(), TASK: torch.zeros(len(latent), dtype=torch.int64, device=latent.device)}
-        return {k: obs[k] for k in keys}
-
-    def features(self, latent: Tensor) -> Tensor:
-        return self.state_transform.features(latent)
-
-    def outside(self, latent: Tensor) -> Tensor:
-        return self.state_transform.outside(latent)
 
     def mixed(self, latent: Tensor, other: Tensor, swap: Tensor) -> Tensor:
         return self.state_transform.derive(torch.where(swap, other, latent))
@@ -131,10 +113,8 @@ class PhaseEnsemble(Dynamics):
         nll, error = self._unrolled(batch)
         valid = batch["valid"]
         assert nll.shape == valid.shape, f"loss {tuple(nll.shape)} of transitions {tuple(valid.shape)}"
-        count = valid.sum(dim=(0, 1)).clamp_min(1)
-        steps = torch.where(valid, error.detach(), 0.0).sum(dim=(0, 1)) / count
         loss = torch.where(valid, nll, 0.0).sum() / valid.sum().clamp_min(1)
-        return loss, {"nll": float(loss.detach()), "error_1": float(steps[0]), f"error_{len(steps)}": float(steps[-1])}
+        return loss, unrolled_metrics(loss.detach(), error.detach(), valid)
 
     @torch.no_grad()
     def member_errors(self, batch: dict[str, Any]) -> Tensor:

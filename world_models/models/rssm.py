@@ -22,13 +22,13 @@ from robopolicy.networks.mlp import MLP
 from robopolicy.networks.precision import Precision, computing
 from robopolicy.world_models.models.categoricals import balanced, drawn, keyed, likeliest, mixed, straight_through
 from robopolicy.world_models.models.disagreement_ensemble import DisagreementEnsemble, disagreement
-from robopolicy.world_models.models.dynamics import Dynamics, History, Imagined, by_blocks
+from robopolicy.world_models.models.dynamics import History, Imagined, StateDynamics, by_blocks
 from robopolicy.world_models.models.image_codec import CameraCodecs, ImageCodec
 from robopolicy.world_models.models.recurrent_cell import RecurrentCell, Track
 from robopolicy.world_models.models.state_transform import ROWS, StateTransform, check_sizes, hyperbolic, round_up
 
 
-class RSSM(Dynamics):
+class RSSM(StateDynamics):
     """h [U] of a recurrent cell, z of Z × K classes, and the state [Ds].
 
     Args:
@@ -103,12 +103,12 @@ class RSSM(Dynamics):
     def reads(cls, offered: Mapping[str, Feature]) -> dict[str, Feature]:
         return {k: f for k, f in offered.items() if k in (STATE, TASK) or k.startswith(IMAGES)}
 
-    def fit(self, episodes: Episodes) -> None:
-        self.state_transform.fit(episodes)
-        self.pictures.fit(episodes.obs)
+    def state(self, latent: Tensor) -> Tensor:
+        return latent[..., -self.state_transform.size :]
 
-    def widen(self, episodes: Episodes) -> None:
-        self.state_transform.widen(episodes)
+    def fit(self, episodes: Episodes) -> None:
+        super().fit(episodes)
+        self.pictures.fit(episodes.obs)
 
     @torch.no_grad()
     def encode(self, history: History) -> Tensor:
@@ -123,26 +123,16 @@ class RSSM(Dynamics):
 
     @torch.no_grad()
     def decode(self, latent: Tensor, keys: Collection[str]) -> Obs:
-        obs: Obs = {}
-        for key in keys:
-            if key == TASK:
-                obs[key] = torch.zeros(len(latent), dtype=torch.int64, device=latent.device)
-            elif key == STATE:
-                obs[key] = latent[:, -self.state_transform.size :].clone()
-            else:
-                show = partial(self._shown, self.pictures.codec(key))
-                (obs[key],) = by_blocks(show, latent, block=self.block)
-        return obs
+        obs = super().decode(latent, [k for k in keys if k not in self.cameras])
+        for key in (k for k in keys if k in self.cameras):
+            (obs[key],) = by_blocks(partial(self._shown, self.pictures.codec(key)), latent, block=self.block)
+        return {k: obs[k] for k in keys}
 
     def _shown(self, camera: ImageCodec, latent: Tensor) -> tuple[Tensor]:
         return (camera.picture(self._through(camera.decode, self.features(latent))),)
 
     def features(self, latent: Tensor) -> Tensor:
-        known = latent[..., : -self.state_transform.size]
-        return torch.cat([known, self.state_transform.features(latent[..., -self.state_transform.size :])], dim=-1)
-
-    def outside(self, latent: Tensor) -> Tensor:
-        return self.state_transform.outside(latent[:, -self.state_transform.size :])
+        return torch.cat([latent[..., : -self.state_transform.size], super().features(latent)], dim=-1)
 
     def mixed(self, latent: Tensor, other: Tensor, swap: Tensor) -> Tensor:
         """h as a whole, z by its variables, the state by its numbers."""
@@ -150,8 +140,8 @@ class RSSM(Dynamics):
         h, z, state = swap.split(parts, dim=-1)
         z = z[..., : self.variables].repeat_interleave(self.classes, dim=-1)
         whole = torch.where(torch.cat([h[..., :1].expand_as(h), z, state], dim=-1), other, latent)
-        known, state = whole[..., : -self.state_transform.size], whole[..., -self.state_transform.size :]
-        return torch.cat([known, self.state_transform.derive(state)], dim=-1)
+        known = whole[..., : -self.state_transform.size]
+        return torch.cat([known, self.state_transform.derive(self.state(whole))], dim=-1)
 
     @torch.no_grad()
     def step(self, latent: Tensor, action: Tensor, *, episode: Tensor, draw: Tensor | None) -> Imagined:

@@ -16,7 +16,6 @@ one false alarm in eighty frames is a false success.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -165,9 +164,6 @@ class SuccessVerdict:
     actual: float
     episodes: int
     positives: int
-
-    def to_dict(self) -> dict[str, Any]:
-        return dict(self.__dict__)
 
 
 def verdict(score: Tensor, success: Tensor, threshold: float) -> SuccessVerdict:

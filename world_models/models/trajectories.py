@@ -6,7 +6,6 @@ there. Time is denoised all at once: no step is fed the error of the one before,
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,16 +19,15 @@ from robopolicy.config.schema import Count, Positive, plain
 from robopolicy.core.errors import CheckpointError, ConfigError
 from robopolicy.core.specs import PolicySpec
 from robopolicy.core.types import Metrics
-from robopolicy.core.untrusted import check_links, check_numbers, pointed, read_json, refusing
+from robopolicy.core.untrusted import refusing
 from robopolicy.networks.denoiser import Denoiser, stratified
 from robopolicy.policies.diffusion import Prediction, step_table
-from robopolicy.utils.allocation import allocating_at_most, budget
-from robopolicy.utils.provenance import version
-from robopolicy.utils.storage import load_weights, read_tensors, verify, write_manifest, write_tensors
+from robopolicy.world_models.models.model_files import ModelFiles
 from robopolicy.world_models.models.windows import Tokens, Window
 
-FORMAT = 2
-FOLDER = "trajectories"
+FILES = ModelFiles(
+    "trajectory model", algo="trajectories", name="trajectories", folder="trajectories", nodes="node", format=2
+)
 _CLIP = 10.0  # of a denoised token, in deviations; nothing in the data lies far beyond
 
 # States acted in [B L Ds] and their normalised actions [B L Da], as they are denoised so far, and the variance that
@@ -56,7 +54,7 @@ class Trajectories(Tokens):
     alpha_bar: Tensor
     times: Tensor
     steps: Tensor
-    folder = FOLDER
+    folder = FILES.folder
 
     def __init__(
         self,
@@ -72,7 +70,6 @@ class Trajectories(Tokens):
     ) -> None:
         super().__init__(spec, length=length, periods=periods, fine=fine)
         self.prediction, self.node = prediction, node
-        self.report: dict[str, Any] = {}
         self.network = network(horizon=length, action_dim=self.token_dim, cond_dim=self.state_transform.feature_dim)
         scheduler = DDPMScheduler(denoising_steps, beta_schedule="squaredcos_cap_v2", timestep_spacing="trailing")
         scheduler.set_timesteps(denoising_steps)
@@ -137,14 +134,7 @@ class Trajectories(Tokens):
     # -- on disk -----------------------------------------------------------------------------------------------------
     def write(self, folder: Path) -> None:
         """Fill an empty folder."""
-        if self.node is None:
-            raise CheckpointError("these Trajectories do not know the config node that rebuilds them")
-        meta = {"format": FORMAT, "robopolicy": version(), "node": plain(self.node)}
-        for name, data in (("trajectories", meta), ("report", self.report)):
-            (folder / f"{name}.json").write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
-        (folder / "spec.json").write_text(self.spec.to_json() + "\n", encoding="utf-8")
-        write_tensors(self.state_dict(), folder / "model.safetensors")
-        write_manifest(folder)
+        FILES.write(folder, self, nodes=self.node, spec=self.spec.to_json())
 
 
 def make_trajectories(spec: PolicySpec, node: dict[str, Any]) -> Trajectories:
@@ -167,36 +157,13 @@ def load_trajectories(path: Path | str) -> Trajectories:
     Raises:
         CheckpointError: missing, damaged, of a newer format, not trained to its end, no better than saying nothing.
     """
-    run, pointer = Path(path), Path(path) / "checkpoints" / "latest"
-    folder = pointed(pointer) / FOLDER if pointer.is_file() else run
-    if not (folder / "trajectories.json").is_file():
-        raise CheckpointError(f"{path}: expected a run directory of `train algo=trajectories`; it is not one")
-    check_links(folder)
-    verify(folder)
-    meta, report = read_json(folder / "trajectories.json"), read_json(folder / "report.json", finite=False)
-    if meta.get("format") != FORMAT:
-        raise CheckpointError(
-            f"{folder}: format {meta.get('format')!r}, this robopolicy reads {FORMAT}. Train it again, or use the "
-            f"version that wrote it ({meta.get('robopolicy')})."
-        )
-    if not report:
-        raise CheckpointError(f"{folder}: its training has not ended. Repeat the command that began it: it goes on.")
+    folder = FILES.find(path)
+    model = FILES.load(folder, PolicySpec.from_data, make_trajectories)
     with refusing(f"{folder}/report.json: denoising"):
-        held_out, nothing = (float(report["denoising"][k]) for k in ("held_out", "nothing"))
+        held_out, nothing = (float(model.report["denoising"][k]) for k in ("held_out", "nothing"))
     if not held_out < nothing:
         raise CheckpointError(
             f"{folder}: held-out denoising error {held_out:.3g}, predicting nothing gives {nothing:.3g}: it has "
             "learned nothing. Train it longer, or on more data."
         )
-    spec = PolicySpec.from_data(read_json(folder / "spec.json", finite=False))
-    weights, where = folder / "model.safetensors", f"{folder}/trajectories.json"
-    check_numbers(meta.get("node"), f"{where}: node")
-    try:
-        with allocating_at_most(budget(weights), where), refusing(f"{where}: node"):
-            model = make_trajectories(spec, meta["node"])
-    except ConfigError as error:
-        raise CheckpointError(f"{folder}: trajectories.json does not describe a model of this robopolicy: {error}") \
-            from error  # fmt: skip
-    load_weights(model, read_tensors(weights), where=str(folder))
-    model.report = report
-    return model.eval()
+    return model

@@ -10,13 +10,14 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from robopolicy.config.schema import Positive
 from robopolicy.core.specs import PolicySpec
 from robopolicy.core.types import STATE
 from robopolicy.datasets.episodes import Episodes
 from robopolicy.policies.normalizer import ACTION, Normalizer
+from robopolicy.world_models.models.model_files import ReportedModel
 from robopolicy.world_models.models.state_transform import StateTransform
 
 _FLAGS = 2
@@ -56,7 +57,7 @@ def cut(episodes: Episodes, begins: Tensor, length: int) -> Window:
     return Window(state, action, episodes.success[acted], episodes.terminated[acted])
 
 
-class Tokens(nn.Module):
+class Tokens(ReportedModel):
     """Units of windows [B L], and the linear model; NaN until `fit`.
 
     Args:

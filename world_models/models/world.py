@@ -1,7 +1,4 @@
-"""World model: dynamics, success classifier and a bound on uncertainty, stored in one directory.
-
-model/    world.json (the config nodes that rebuild it) · spec.json · report.json · model.safetensors · manifest.json
-"""
+"""World model: dynamics, success classifier and a bound on uncertainty, stored in one directory."""
 
 from __future__ import annotations
 
@@ -11,25 +8,22 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from robopolicy.config.instantiate import build
-from robopolicy.config.schema import plain
 from robopolicy.core.errors import CheckpointError, ConfigError, SpecError
 from robopolicy.core.specs import EnvFile
 from robopolicy.core.types import EnvSpec, Metrics
-from robopolicy.core.untrusted import check_links, check_numbers, checked, pointed, read_json, refusing
-from robopolicy.utils.allocation import allocating_at_most, budget
-from robopolicy.utils.provenance import version
-from robopolicy.utils.storage import load_weights, read_tensors, verify, write_manifest, write_tensors
+from robopolicy.core.untrusted import checked
 from robopolicy.world_models.models.dynamics import Dynamics, History
+from robopolicy.world_models.models.model_files import ModelFiles, ReportedModel
 from robopolicy.world_models.models.success import SuccessClassifier
 
-FORMAT = 4
-FOLDER = "model"
+FILES = ModelFiles("world model", algo="world_model", name="world", folder="model", nodes="nodes", format=4)
+find_world = FILES.find
 
 
-class World(nn.Module):
+class World(ReportedModel):
     """Learned model of an environment. `report` holds its quality; it is empty until the end of training.
 
     Args:
@@ -38,7 +32,7 @@ class World(nn.Module):
     """
 
     bound: Tensor
-    folder = FOLDER
+    folder = FILES.folder
 
     def __init__(
         self, spec: EnvSpec, dynamics: Dynamics, success: SuccessClassifier, *, nodes: dict[str, Any] | None = None
@@ -46,7 +40,6 @@ class World(nn.Module):
         super().__init__()
         self.spec, self.dynamics, self.success = spec, dynamics, success
         self.nodes = nodes
-        self.report: dict[str, Any] = {}
         self.register_buffer("bound", torch.tensor(torch.nan))  # on `Imagined.uncertainty`; NaN until calibrated
 
     def score(self, latents: Tensor, after: Tensor) -> Tensor:
@@ -100,13 +93,7 @@ class World(nn.Module):
 
     def write(self, folder: Path) -> None:
         """Fill an empty folder."""
-        if self.nodes is None:
-            raise CheckpointError("this World does not know the config nodes that rebuild it; build it by `make_world`")
-        meta = {"format": FORMAT, "robopolicy": version(), "nodes": plain(self.nodes)}
-        for name, data in (("world", meta), ("spec", asdict(self.spec)), ("report", self.report)):
-            (folder / f"{name}.json").write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
-        write_tensors(self.state_dict(), folder / "model.safetensors")
-        write_manifest(folder)
+        FILES.write(folder, self, nodes=self.nodes, spec=json.dumps(asdict(self.spec), indent=1))
 
 
 def make_world(spec: EnvSpec, nodes: dict[str, Any]) -> World:
@@ -124,62 +111,13 @@ def make_world(spec: EnvSpec, nodes: dict[str, Any]) -> World:
     return World(spec, dynamics, success, nodes=nodes)
 
 
-def find_world(path: Path | str, *, which: Literal["latest", "best"] = "latest") -> Path:
-    """Return the model directory that a run directory, checkpoint or model directory stands for."""
-    path = Path(path)
-    if not path.is_dir():
-        raise CheckpointError(f"{path}: no such directory; expected a run directory of `train algo=world_model`")
-    if (path / "checkpoints").is_dir():
-        pointer = path / "checkpoints" / which
-        if not pointer.is_file():
-            raise CheckpointError(f"{path}: its training has not written a {which!r} checkpoint yet")
-        path = pointed(pointer)
-    path = path / FOLDER if (path / FOLDER).is_dir() else path
-    if not (path / "world.json").is_file():
-        kind = "a policy lies there" if (path / "policy").is_dir() or (path / "policy.json").is_file() else "it is not"
-        raise CheckpointError(f"{path}: expected a world model (world.json), {kind}. Train one: train algo=world_model")
-    return path
-
-
 def load_world(path: Path | str, *, which: Literal["latest", "best"] = "latest") -> World:
     """Rebuild a trained world and load its weights strictly.
 
     Raises:
         CheckpointError: missing, damaged, of a newer format, not trained to its end, weights that are not finite.
     """
-    folder = find_world(path, which=which)
-    check_links(folder)
-    verify(folder)
-    meta = read_json(folder / "world.json")
-    if meta.get("format") != FORMAT:
-        raise CheckpointError(
-            f"{folder}: format {meta.get('format')!r}, this robopolicy reads {FORMAT}. Train it again, or use the "
-            f"version that wrote it ({meta.get('robopolicy')})."
-        )
-    report = read_json(folder / "report.json", finite=False)
-    if not report:
-        raise CheckpointError(
-            f"{folder}: its training has not ended, so it is not calibrated. Repeat the command "
-            "that began it: it goes on."
-        )
-    spec = read_spec(read_json(folder / "spec.json", finite=False))
-    weights, where = folder / "model.safetensors", f"{folder}/world.json"
-    check_numbers(meta.get("nodes"), f"{where}: nodes")
-    try:
-        with allocating_at_most(budget(weights), where), refusing(f"{where}: nodes"):
-            world = make_world(spec, meta["nodes"])
-    except ConfigError as error:
-        raise CheckpointError(f"{folder}: world.json does not describe a world of this robopolicy: {error}") from error
-    tensors = read_tensors(weights)
-    try:
-        load_weights(world, tensors, where=str(folder))
-    except CheckpointError as error:
-        raise CheckpointError(
-            f"{folder}: its weights are not those of a world of this robopolicy. Train it again, or use the version "
-            f"that wrote it ({meta.get('robopolicy')}). {error}"
-        ) from error
-    world.report = report
-    return world.eval()
+    return FILES.load(find_world(path, which=which), read_spec, make_world)
 
 
 def read_spec(data: dict[str, Any]) -> EnvSpec:

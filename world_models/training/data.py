@@ -6,8 +6,9 @@ n frames has n − 1 transitions for the dynamics. Success is a property of (fra
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,10 +16,11 @@ from torch import Tensor
 
 from robopolicy.core.errors import ConfigError, DataError, SpecError, closest
 from robopolicy.core.rng import keyed_uniform, step_seed
-from robopolicy.core.specs import check_action_spec, check_features
-from robopolicy.core.types import STATE
+from robopolicy.core.specs import check_action_spec, check_features, with_cameras
+from robopolicy.core.types import STATE, Feature
 from robopolicy.datasets.episodes import Episodes, concatenate
-from robopolicy.world_models.models.dynamics import History
+from robopolicy.datasets.lerobot_reader import dataset_features, load_episodes
+from robopolicy.world_models.models.dynamics import Dynamics, History
 
 HOLDOUT = 0.15  # share of episodes that a model is not trained on, where its config does not say
 _SPLIT_STREAM, _DRAW_STREAM = 9201, 9202
@@ -37,6 +39,25 @@ class Mixture:
     def take(self, mask: Tensor) -> Mixture:
         """Only the episodes of `mask` [E] bool."""
         return replace(self, episodes=take(self.episodes, mask), source=self.source[mask])
+
+
+def load_source(
+    path: Path,
+    name: str,
+    *,
+    incomplete: bool = True,
+    cameras: tuple[str, ...] | None = None,
+    reads: Callable[[dict[str, Feature]], dict[str, Feature]] = Dynamics.reads,
+) -> Episodes:
+    """Load the features of a dataset that a model `reads`, without pictures by default; `name`: what to call it.
+
+    Raises:
+        SpecError: it has no states.
+    """
+    features = dataset_features(path)
+    if STATE not in features:
+        raise SpecError(f"{name}={path}: the world model reads {STATE!r}, the dataset offers {sorted(features)}")
+    return load_episodes(path, needed=reads(with_cameras(features, cameras, where="cameras")), incomplete=incomplete)
 
 
 def mix(sources: Mapping[str, Episodes], weights: Mapping[str, float]) -> Mixture:
@@ -134,24 +155,17 @@ def check_learnable(episodes: Episodes, *, unroll: int, key: str = "unroll") -> 
         raise DataError("some episodes terminated without success: failures that end an episode are not modelled")
 
 
-@dataclass(frozen=True)
-class Sequences:
-    """Every window of up to L transitions: frames [n L+1], of which the transitions in `valid` [n L] exist.
+def sequences(episodes: Episodes, length: int) -> tuple[Tensor, Tensor]:
+    """Return every window of up to L transitions, as frames [n L+1], and whether [n L] each transition exists.
 
-    A window that reaches over its episode's end repeats the last frame there, and `valid` is False.
+    A window that reaches over its episode's end repeats the last frame there.
     """
-
-    frames: Tensor
-    valid: Tensor
-
-    @classmethod
-    def of(cls, episodes: Episodes, length: int) -> Sequences:
-        starts = torch.arange(episodes.num_frames)
-        last = episodes.starts[1:][episodes.episode_of] - 1  # [F]
-        begins = starts < last  # at least one transition
-        index = starts[begins, None] + torch.arange(length + 1)
-        end = last[begins, None]
-        return cls(torch.minimum(index, end), index[:, 1:] <= end)
+    starts = torch.arange(episodes.num_frames)
+    last = episodes.starts[1:][episodes.episode_of] - 1  # [F]
+    begins = starts < last  # at least one transition
+    index = starts[begins, None] + torch.arange(length + 1)
+    end = last[begins, None]
+    return torch.minimum(index, end), index[:, 1:] <= end
 
 
 class WorldModelBatches:
@@ -179,11 +193,10 @@ class WorldModelBatches:
         self.heads, self.batch_size, self.labelled, self.seed, self.device = heads, batch_size, labelled, seed, device
         self.episodes, self.window = episodes, window
         self.keys = tuple(k for k in episodes.observation if k in episodes.obs)
-        sequences = Sequences.of(episodes, unroll)
-        self.frames, self.valid = sequences.frames, sequences.valid
-        of_source = mixture.source[episodes.episode_of[self.frames[:, 0]]]
+        frames, valid = sequences(episodes, unroll)
+        of_source = mixture.source[episodes.episode_of[frames[:, 0]]]
         order = of_source.argsort(stable=True)
-        self.frames, self.valid = self.frames[order], self.valid[order]
+        self.frames, self.valid = frames[order], valid[order]
         self.sizes = torch.bincount(of_source, minlength=len(mixture.names))
         self.first = self.sizes.cumsum(0) - self.sizes
         weights = torch.where(self.sizes > 0, mixture.weights, 0.0)

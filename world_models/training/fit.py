@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -13,13 +11,11 @@ import torch
 from robopolicy.algos.bc import BC
 from robopolicy.config.plan import resolve
 from robopolicy.config.schema import Count, Fraction, Natural, Node, NonNegative, Positive
-from robopolicy.core.errors import CheckpointError, ConfigError, DataError, SpecError
+from robopolicy.core.errors import ConfigError, DataError, SpecError
 from robopolicy.core.protocols import LogsMetrics
 from robopolicy.core.rng import step_seed
-from robopolicy.core.specs import with_cameras
-from robopolicy.core.types import STATE, EnvSpec, Feature, Metrics
+from robopolicy.core.types import EnvSpec, Metrics
 from robopolicy.datasets.episodes import Episodes
-from robopolicy.datasets.lerobot_reader import dataset_features, load_episodes
 from robopolicy.datasets.metadata import RecordingMeta
 from robopolicy.policies.base import Policy
 from robopolicy.utils.storage import load_weights
@@ -27,10 +23,16 @@ from robopolicy.world_models.evaluation.calibration import assess, summary
 from robopolicy.world_models.evaluation.validation import succeeded
 from robopolicy.world_models.models.dynamics import Dynamics
 from robopolicy.world_models.models.world import World, load_world, make_world
-from robopolicy.world_models.training.data import HOLDOUT, Mixture, WorldModelBatches, check_learnable, mix, split
+from robopolicy.world_models.training.data import (
+    HOLDOUT,
+    Mixture,
+    WorldModelBatches,
+    check_learnable,
+    load_source,
+    mix,
+    split,
+)
 from robopolicy.world_models.training.supervised import learn
-
-Features = dict[str, Feature]
 
 
 def fit(
@@ -71,16 +73,12 @@ def fit(
         parts["train"], heads=world.dynamics.heads, unroll=world.dynamics.unroll, batch_size=batch_size,
         window=world.memory, labelled=labelled, seed=seed, device=device,
     )  # fmt: skip
-    snapshot = learn(
-        algo, batches.__getitem__, name="world model", check_same_data=partial(_check_same_data, world=average),
-        steps=steps, seed=seed, device=device, tracker=tracker, checkpointer=checkpointer, log_every=log_every,
-        save_every=save_every,
+    learn(
+        algo, batches.__getitem__, name="world model", steps=steps, seed=seed, device=device, tracker=tracker,
+        checkpointer=checkpointer, log_every=log_every, save_every=save_every, numbers=_numbers,
+        fitted=[n for n in average.state_dict() if ".state_transform." in n or n.endswith((".mean", ".spread"))],
+        assess=lambda world: assess(world, *(part.episodes for part in parts.values()), believed=believed),
     )  # fmt: skip
-    if not average.report:  # else the run had ended before
-        held = (parts[name].episodes for name in ("train", "calibration", "validation"))
-        average.report = assess(average.cpu(), *held, believed=believed)
-        tracker.log({f"report/{k}": v for k, v in _numbers(average).items()}, steps)
-        checkpointer.save(steps, policy=average, state=snapshot())
     print(summary(average.report))
     return {**_numbers(average), "steps": steps, "wall_s": time.perf_counter() - began}
 
@@ -91,7 +89,8 @@ def _build(
 ) -> tuple[World, dict[str, Mixture]]:  # fmt: skip
     """Load the data and build the world that it describes, in the units of the training part."""
     reads = getattr(resolve(nodes["world_model"], "world_model"), "reads", Dynamics.reads)
-    mixture = mix({n: _load(p, n, incomplete, cameras, reads) for n, p in paths.items()}, weights)
+    sources = {n: load_source(p, n, incomplete=incomplete, cameras=cameras, reads=reads) for n, p in paths.items()}
+    mixture = mix(sources, weights)
     spec = _spec(paths, mixture.episodes)
     torch.manual_seed(step_seed(seed, 0, stream=1))
     world = make_world(spec, nodes).to(device)
@@ -104,16 +103,6 @@ def _build(
     else:
         world.dynamics.fit(train)
     return world, parts
-
-
-def _load(
-    path: Path, name: str, incomplete: bool, cameras: tuple[str, ...] | None, reads: Callable[[Features], Features]
-) -> Episodes:
-    features = dataset_features(path)
-    if STATE not in features:
-        raise SpecError(f"{name}={path}: the world model reads {STATE!r}, the dataset offers {sorted(features)}")
-    needed = reads(with_cameras(features, cameras, where="cameras"))
-    return load_episodes(path, needed=needed, incomplete=incomplete)
 
 
 def _spec(paths: dict[str, Path], episodes: Episodes) -> EnvSpec:
@@ -149,18 +138,6 @@ def _parts(mixture: Mixture, holdout: float, world: World) -> dict[str, Mixture]
     if not bool((parts["train"].episodes.lengths > 1).any()):
         raise ConfigError("loop.holdout: leaves no transition to learn from")
     return parts
-
-
-def _check_same_data(saved: dict[str, torch.Tensor], world: World) -> None:
-    """Other data of the same spec shows in the units that were taken of it."""
-    state = world.state_dict()
-    units = {n: b for n, b in state.items() if ".state_transform." in n or n.endswith((".mean", ".spread"))}
-    for name, value in units.items():
-        if not torch.allclose(saved[name], value, rtol=1e-4, atol=1e-7, equal_nan=True):
-            raise CheckpointError(
-                f"dataset: differs from the data of the run: {name.rsplit('.', 1)[-1]} of its frames differs. "
-                "Restore it, or give a new run_dir."
-            )
 
 
 def _numbers(world: World) -> Metrics:

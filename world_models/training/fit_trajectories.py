@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -12,17 +11,16 @@ from torch import Tensor
 
 from robopolicy.algos.bc import BC
 from robopolicy.config.schema import Count, Fraction, Natural, Node, NonNegative, Positive
-from robopolicy.core.errors import CheckpointError, DataError, SpecError
+from robopolicy.core.errors import DataError
 from robopolicy.core.protocols import LogsMetrics
 from robopolicy.core.rng import step_seed
 from robopolicy.core.specs import PolicySpec
-from robopolicy.core.types import STATE, TASK, Metrics
+from robopolicy.core.types import Metrics
 from robopolicy.datasets.episodes import Episodes
-from robopolicy.datasets.lerobot_reader import dataset_features, load_episodes
 from robopolicy.policies.base import Policy
 from robopolicy.world_models.models.trajectories import Trajectories, make_trajectories
 from robopolicy.world_models.models.windows import cut, whole
-from robopolicy.world_models.training.data import HOLDOUT, check_learnable, mix, split, take
+from robopolicy.world_models.training.data import HOLDOUT, check_learnable, load_source, mix, split, take
 from robopolicy.world_models.training.supervised import learn
 
 _EVALUATED, _FITTED = 2_000, 50_000  # windows that errors are measured on, and that units are taken from
@@ -62,16 +60,14 @@ def fit(
         ema_decay=ema_decay,
     )  # fmt: skip
     average = cast(Trajectories, algo.policy)
-    snapshot = learn(
+    learn(
         algo,
         lambda step: _batch(train, begins, length, batch_size, step_seed(seed, step, stream=_DRAW_STREAM), device),
-        name="trajectories", check_same_data=partial(_check_same_data, model=average), steps=steps, seed=seed,
-        device=device, tracker=tracker, checkpointer=checkpointer, log_every=log_every, save_every=save_every,
+        name="trajectories", fitted=[name for name in average.state_dict() if not name.startswith("network.")],
+        assess=lambda model: evaluate_denoising(model, parts), numbers=lambda model: model.report["denoising"],
+        steps=steps, seed=seed, device=device, tracker=tracker, checkpointer=checkpointer, log_every=log_every,
+        save_every=save_every,
     )  # fmt: skip
-    if not average.report:  # else the run had ended before
-        average.report = evaluate_denoising(average.cpu(), parts)
-        tracker.log({f"report/{k}": v for k, v in average.report["denoising"].items()}, steps)
-        checkpointer.save(steps, policy=average, state=snapshot())
     errors = average.report["denoising"]
     print("denoising error: " + ", ".join(f"{name} {value:.4f}" for name, value in errors.items()))
     return {**errors, "steps": steps, "parameters": sum(p.numel() for p in average.parameters()),
@@ -82,7 +78,7 @@ def _build(
     node: Node, paths: dict[str, Path], incomplete: bool, holdout: float, min_windows: int, seed: int
 ) -> tuple[Trajectories, dict[str, tuple[Episodes, Tensor]]]:
     """Load the data and build the model, in the units of the training part."""
-    sources = {name: load_states(Path(path), name, incomplete=incomplete) for name, path in paths.items()}
+    sources = {name: load_source(Path(path), name, incomplete=incomplete) for name, path in paths.items()}
     episodes = mix(sources, {}).episodes
     check_learnable(episodes, unroll=1)
     torch.manual_seed(step_seed(seed, 0, stream=1))
@@ -117,14 +113,6 @@ def evaluate_denoising(model: Trajectories, parts: dict[str, tuple[Episodes, Ten
     return {"denoising": found, "by_third_of_levels": by_level, "data": data}
 
 
-def load_states(path: Path, name: str, *, incomplete: bool = True) -> Episodes:
-    """Episodes of a dataset without their pictures; `name`: what to call it."""
-    features = dataset_features(path)
-    if STATE not in features:
-        raise SpecError(f"{name}={path}: trajectories are of {STATE!r}, the dataset offers {sorted(features)}")
-    return load_episodes(path, needed={k: f for k, f in features.items() if k in (STATE, TASK)}, incomplete=incomplete)
-
-
 def _parts(episodes: Episodes, length: int, holdout: float, min_windows: int) -> dict[str, tuple[Episodes, Tensor]]:
     """Episodes to train on and to judge by, and the frames at which windows begin in them."""
     seen = split(episodes, holdout)[0]
@@ -153,14 +141,3 @@ def _batch(
     """Fields of a Window; a pure function of `seed`, so resuming needs no state but the step."""
     rows = torch.randint(len(begins), (size,), generator=torch.Generator().manual_seed(seed))
     return {k: v.to(device) for k, v in cut(episodes, begins[rows], length)._asdict().items()}
-
-
-def _check_same_data(saved: dict[str, Tensor], model: Trajectories) -> None:
-    """Other data of the same spec shows in the units, which were fitted to it."""
-    for name, value in model.state_dict().items():
-        if not name.startswith("network.") and not torch.allclose(
-            saved[name], value, rtol=1e-4, atol=1e-7, equal_nan=True
-        ):
-            raise CheckpointError(
-                f"dataset: differs from the data of the run: {name} differs. Restore it, or give a new run_dir."
-            )

@@ -38,9 +38,10 @@ class Gate:
 
     Args:
         algo: its `state_dict` is restored: weights, critics and optimisers.
-        evaluation: the episodes that policies are compared on, the same ones every time.
+        env: its world dreams the episodes that policies are compared on, the same ones every time.
         truth: evaluation in the true env, for the log; None: without.
-        path: file of the decisions and their reasons; None: no file.
+        run_dir: where gate.json lists the decisions and their reasons; None: nowhere.
+        starts: of held-out episodes; each is dreamed by every member.
         level: of the interval of the gain, whose lower end must be above 0.
         enforce: False decides and logs, and restores nothing.
         patience: refused policies in a row from which learning continues; the next one is restored. None: any number.
@@ -51,15 +52,17 @@ class Gate:
         self,
         *,
         algo: Any,
-        evaluation: ImaginedEvaluation,
+        env: ImaginedEnv,
         truth: Callable[[Policy, int], Metrics] | None = None,
-        path: Path | None = None,
-        level: float = 0.8,
-        resamples: int = 2_000,
+        run_dir: Path | None = None,
+        starts: Count = 100,
+        level: Fraction = 0.8,
+        resamples: Count = 2_000,
         enforce: bool = True,
-        patience: int | None = None,
+        patience: Natural | None = None,
     ) -> None:
-        self.algo, self.evaluation, self.truth, self.path = algo, evaluation, truth, path
+        self.algo, self.truth, self.run_dir = algo, truth, run_dir
+        self.evaluation = ImaginedEvaluation.crossed(env, starts)
         self.level, self.resamples, self.enforce, self.patience = level, resamples, enforce, patience
         self.refused = 0  # refused policies in a row
         self.accepted: dict[str, Any] | None = None  # state of the algorithm
@@ -145,9 +148,9 @@ class Gate:
         return next(r["step"] for r in reversed(self.records) if r["accepted"])
 
     def _save(self) -> None:
-        if self.path is not None:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            write_atomically(self.path, json.dumps(self.records, indent=1) + "\n")
+        if self.run_dir is not None:
+            self.run_dir.mkdir(parents=True, exist_ok=True)
+            write_atomically(self.run_dir / "gate.json", json.dumps(self.records, indent=1) + "\n")
 
     def keeping(self, checkpointer: Checkpoints) -> Keeping:
         """Return `checkpointer` that saves the gate's state too."""
@@ -198,26 +201,3 @@ class Keeping:
             raise CheckpointError("world.gate: the checkpoint was written without one. Resume with world.gate=null.")
         self.gate.load_state_dict(state["gate"])
         return {k: v for k, v in state.items() if k != "gate"}
-
-
-def gate(
-    *,
-    algo: Any,
-    env: ImaginedEnv,
-    truth: Callable[[Policy, int], Metrics] | None,
-    run_dir: Path,
-    starts: Count = 100,
-    level: Fraction = 0.8,
-    resamples: Count = 2_000,
-    enforce: bool = True,
-    patience: Natural | None = None,
-) -> Gate:
-    """Build the gate of a training in `env`.
-
-    Args:
-        starts: of held-out episodes; each is dreamed by every member. level, enforce, patience: see Gate.
-    """
-    return Gate(
-        algo=algo, evaluation=ImaginedEvaluation.crossed(env, starts), truth=truth, path=run_dir / "gate.json",
-        level=level, resamples=resamples, enforce=enforce, patience=patience,
-    )  # fmt: skip

@@ -51,18 +51,13 @@ class RoundRunner:
         self.env = build(config["task"], "task", num_envs=min(episodes, 64), seed=0)
 
     def policy(self, state: dict[str, Any]) -> Path:
-        return (
-            below(self.run_dir, state["policy"], where="state.json: policy")
-            if state["policy"]
-            else Path(self.config["base"])
-        )
+        return self._run(state, "policy") or Path(self.config["base"])
 
     def model(self, state: dict[str, Any]) -> Path:
-        return (
-            below(self.run_dir, state["model"], where="state.json: model")
-            if state["model"]
-            else Path(self.config["world"]["model"])
-        )
+        return self._run(state, "model") or Path(self.config["world"]["model"])
+
+    def _run(self, state: dict[str, Any], key: str) -> Path | None:
+        return below(self.run_dir, state[key], where=f"state.json: {key}") if state[key] else None
 
     def over(self, state: dict[str, Any], rounds: int) -> str:
         """Return the reason to stop, or "" to continue."""

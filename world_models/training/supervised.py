@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any, cast
 
 import torch
 from torch import Tensor
 
 from robopolicy.algos.bc import BC
+from robopolicy.core.errors import CheckpointError
 from robopolicy.core.protocols import LogsMetrics
 from robopolicy.core.rng import seed_generators, step_seed
 from robopolicy.core.types import Metrics
@@ -20,7 +21,9 @@ def learn(
     batch: Callable[[int], dict[str, Any]],
     *,
     name: str,
-    check_same_data: Callable[[dict[str, Tensor]], None],
+    fitted: Collection[str],
+    assess: Callable[[Any], dict[str, Any]],
+    numbers: Callable[[Any], Metrics],
     steps: int,
     seed: int,
     device: torch.device,
@@ -28,23 +31,24 @@ def learn(
     checkpointer: Any,
     log_every: int,
     save_every: int,
-) -> Callable[[], dict[str, Any]]:
-    """Update `algo` up to `steps` times, going on from the newest checkpoint where there is one.
+) -> None:
+    """Update `algo` up to `steps` times, going on from the newest checkpoint where there is one, and fill the report.
 
     Args:
-        algo: its averaged model has a `report`: that of a finished run, else empty for the caller to fill and save.
+        algo: its averaged model has a `report`, which is empty until the end.
         batch: the batch of a step, a function of its number alone. name: label of the progress bar.
-        check_same_data: takes the saved model's tensors and raises where they are of other data.
+        fitted: names of the model's tensors that were fitted to the data.
+        assess: report of the averaged model, on the CPU. numbers: those of it to log.
 
-    Returns:
-        Function that returns the state to save with the finished model.
+    Raises:
+        CheckpointError: the newest checkpoint was fitted to other data.
     """
     average = cast(Any, algo.policy)
     state = checkpointer.latest()
     step, sums, means = 0, cast(Metrics, {}), cast(Metrics, {})
     if state is not None:
         with refusing("checkpoint: state.json"):
-            check_same_data(state["algo"]["average"])
+            _check_same_data(state["algo"]["average"], {k: v for k, v in average.state_dict().items() if k in fitted})
             step, sums, means = int(state["step"]), dict(state["sums"]), dict(state["means"])
             algo.load_state_dict(state["algo"])
             average.report = dict(state["report"]) if step >= steps else {}
@@ -65,4 +69,16 @@ def learn(
             progress.update(step, **means)
             if (save_every and step % save_every == 0 and step < steps) or checkpointer.requested:
                 checkpointer.save(step, policy=average, state=snapshot())
-    return snapshot
+    if not average.report:  # else the run had ended before
+        average.report = assess(average.cpu())
+        tracker.log({f"report/{key}": value for key, value in numbers(average).items()}, steps)
+        checkpointer.save(steps, policy=average, state=snapshot())
+
+
+def _check_same_data(saved: dict[str, Tensor], units: dict[str, Tensor]) -> None:
+    """Other data of the same spec shows in the units, which were fitted to it."""
+    for name, value in units.items():
+        if not torch.allclose(saved[name], value, rtol=1e-4, atol=1e-7, equal_nan=True):
+            raise CheckpointError(
+                f"dataset: differs from the data of the run: {name} differs. Restore it, or give a new run_dir."
+            )

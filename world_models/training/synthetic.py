@@ -25,7 +25,7 @@ from robopolicy.policies.normalizer import ACTION
 from robopolicy.world_models.envs.starts import made_from
 from robopolicy.world_models.models.trajectories import Guide, Trajectories, load_trajectories, unguided
 from robopolicy.world_models.models.windows import Window
-from robopolicy.world_models.training.fit_trajectories import load_states
+from robopolicy.world_models.training.data import load_source
 
 _STREAM = 9403
 _SEED_BITS = 40
@@ -65,7 +65,7 @@ class Synthetic:
         self.policy, self.model = policy, load_trajectories(model)
         check_policy(self.model, policy)
         paths = made_from(model)[0] if starts is None else [starts]
-        parts = [load_states(path, "loop.synthetic.starts") for path in paths]
+        parts = [load_source(path, "loop.synthetic.starts") for path in paths]
         for path, part in zip(paths, parts, strict=True):
             check_belongs(self.model, part, offers=str(path))
         episodes = concatenate(parts)

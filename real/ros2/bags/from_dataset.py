@@ -9,11 +9,10 @@ from __future__ import annotations
 import heapq
 import math
 from collections.abc import Iterator
-from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from robopolicy.core.errors import DataError, closest
@@ -22,7 +21,7 @@ from robopolicy.datasets.episodes import Episodes
 from robopolicy.datasets.lerobot_reader import load_episodes
 from robopolicy.datasets.metadata import num_episodes
 from robopolicy.datasets.source import DatasetInfo
-from robopolicy.datasets.tables import Columns, read_table
+from robopolicy.datasets.tables import read_table
 from robopolicy.real.datasets.bag_options import BagOptions
 from robopolicy.real.datasets.converted import Converted
 from robopolicy.real.ros2.bags.checks import FASTER, SLOWER
@@ -60,20 +59,20 @@ def export_bags(
     frames = humans = 0
     made, left_out = list[str](), dict[str, str]()
     with new_directory(out) as folder:
-        for number, episode in columns.episodes():
-            name, success = f"episode_{number:06d}", bool(episode.success.any())
+        for number, rows, episode in columns.episodes():
+            name, success = f"episode_{number:06d}", bool(episode.success[rows].any())
             if only_success and not success:
                 left_out[name] = "did not succeed" if episode.outcomes else "its success was not recorded"
                 continue
-            drive = columns.drive(episode, number)
-            text = options.task or episode.tasks[int(episode.obs[TASK][0]) if TASK in episode.obs else 0]
+            drive = columns.drive(episode, rows, number)
+            text = options.task or episode.tasks[int(episode.obs[TASK][rows][0]) if TASK in episode.obs else 0]
             about = {TASK_KEY: text, RATE_KEY: repr(1.0 / episode.dt), "robopolicy.dataset": dataset.name}
             about |= {SUCCESS_KEY: str(success).lower()} if episode.outcomes else {}
             with BagWriter(folder / name, about=about) as bag:
                 for topic, at, message in heapq.merge(*messages_of(drive, columns.features, robot), key=lambda m: m[1]):
                     bag.add(topic, BEGIN + at, message)
             made.append(name)
-            frames += episode.num_frames
+            frames += rows.stop - rows.start
             humans += 0 if drive.human is None else int(drive.human.sum())
         if not made:
             raise DataError(f"{dataset}: no episode to keep: {left_out or 'it has none'}")
@@ -136,8 +135,8 @@ class _Columns:
         """Return [F] whether a human drove, and `starts` [E+1]."""
         if HUMAN not in self.source.columns or self.wiring.topics["intervention"] is None:
             return None
-        table, starts, _ = read_table(self.source, None, [HUMAN])
-        return Columns(table, starts, self.source)(HUMAN, ()).astype(bool), starts.numpy()
+        columns, _ = read_table(self.source, None, [HUMAN])
+        return columns(HUMAN, ()).astype(bool), columns.starts.numpy()
 
     def _remark(self) -> None:
         """Note columns without a place on the wiring's topics, and rates that to_dataset.py would refuse."""
@@ -160,52 +159,47 @@ class _Columns:
                     "takes a wiring that says so"
                 )
 
-    def episodes(self) -> Iterator[tuple[int, Episodes]]:
-        """Every episode with its number; of pictures no more than `PIXELS` bytes are held at a time."""
+    def episodes(self) -> Iterator[tuple[int, slice, Episodes]]:
+        """Every episode: number, rows, and the episodes read together, whose pictures take at most `PIXELS` bytes."""
         root, count = self.source.root, num_episodes(self.source.root)
         size = sum(math.prod(self.source.offered[k].shape) for k in self.cameras) * self.source.total_frames
         many = max(1, int(count * PIXELS / max(size, 1)))
         for first in range(0, count, many):
             numbers = range(first, min(count, first + many))
             batch = load_episodes(root, episodes=list(numbers))
-            for k, number in enumerate(numbers):
-                begin, end = batch.starts[k : k + 2].tolist()
-                part = {n: getattr(batch, n)[begin:end] for n in ("action", "reward", "terminated", "success")}
-                yield number, replace(
-                    batch, obs={n: v[begin:end] for n, v in batch.obs.items()}, seeds=batch.seeds[k : k + 1],
-                    starts=torch.tensor([0, end - begin]), **part,
-                )  # fmt: skip
+            for number, (begin, end) in zip(numbers, pairwise(batch.starts.tolist()), strict=True):
+                yield number, slice(begin, end), batch
 
-    def drive(self, episode: Episodes, number: int) -> BagEpisode:
-        """Episode `number` by the wiring's joints."""
-
-        def last_twice(rows: Array) -> Array:  # a dataset has no state after the last action
-            return np.concatenate([rows, rows[-1:]])
-
-        rows = episode.obs[STATE].double().numpy()
-        state, q = last_twice(rows), last_twice(rows[:, self.at["pos"]])
+    def drive(self, episodes: Episodes, rows: slice, number: int) -> BagEpisode:
+        """Episode `number`, which is in these rows of `episodes`, by the wiring's joints."""
+        found = episodes.obs[STATE][rows].double().numpy()
+        state = np.concatenate([found, found[-1:]])  # a dataset has no state after the last action
+        q = state[:, self.at["pos"]]
         if min(self.at["vel"]) >= 0:
             qd = state[:, self.at["vel"]]
         else:  # a node needs them; of the joints' positions then
-            qd = last_twice(np.gradient(q[:-1], episode.dt, axis=0)) if len(rows) > 1 else np.zeros_like(q)
+            qd = np.zeros_like(q)
+            if len(found) > 1:
+                qd[:-1] = np.gradient(q[:-1], episodes.dt, axis=0)
+                qd[-1] = qd[-2]
         commanded = grip = None
         if self.commanded:
-            targets, grip = self._targets(episode)
+            targets, grip = self._targets(episodes, rows)
             commanded = np.concatenate([q[:1], targets])
         human = None
         if self._human is not None:
             marks, starts = self._human
             human = marks[starts[number] : starts[number + 1]]
         return BagEpisode(
-            dt_ns=episode.dt * S, q=q, qd=qd, opening=None if self.opening is None else state[:, self.opening],
+            dt_ns=episodes.dt * S, q=q, qd=qd, opening=None if self.opening is None else state[:, self.opening],
             features=state[:, self._features_at], commanded=commanded, grip=grip, human=human,
-            pictures={key: episode.obs[key].numpy() for key in self.cameras},
+            pictures={key: episodes.obs[key][rows].numpy() for key in self.cameras},
         )  # fmt: skip
 
-    def _targets(self, episode: Episodes) -> tuple[Array, Array | None]:
+    def _targets(self, episodes: Episodes, rows: slice) -> tuple[Array, Array | None]:
         """Joints [T n] rad and opening [T] m."""
-        spec, action = episode.action_spec, episode.action.double().numpy()
-        order = NamedJoints(spec, self.wiring, dt=episode.dt).order
+        spec, action = episodes.action_spec, episodes.action[rows].double().numpy()
+        order = NamedJoints(spec, self.wiring, dt=episodes.dt).order
         if spec.gripper is None or not self.wiring.gripper:
             return action[:, order], None
         grip = action[:, spec.gripper]

@@ -17,7 +17,6 @@ from robopolicy.core.untrusted import check_links, check_types, inside, read_yam
 from robopolicy.datasets.files import visible
 from robopolicy.real.recording.mcap_files import check_chunks
 
-SUFFIXES = {"mcap": ".mcap", "sqlite3": ".db3"}
 _ZSTD = b"\x28\xb5\x2f\xfd"  # a message of CDR begins with 0
 _HEADER = 4  # bytes before a CDR message: its byte order and options
 
@@ -36,7 +35,7 @@ def bags_in(path: Path) -> list[Path]:
     Raises:
         DataError: there is none.
     """
-    if path.is_file() or (path / "metadata.yaml").is_file() or _files(path):
+    if (path / "metadata.yaml").is_file() or _files(path):
         return [path]
     if found := sorted(p for p in path.glob("*") if p.is_dir() and ((p / "metadata.yaml").is_file() or _files(p))):
         return found
@@ -56,28 +55,24 @@ class Bag:
     def __init__(self, path: Path) -> None:
         self.path = path
         about = _about(path)
-        storage = about.get("storage_identifier") or _storage_of(path)
         if str(about.get("compression_mode") or "").upper() == "MESSAGE":
             raise _compressed(f"{path}: metadata.yaml, compression_mode")
-        if storage not in SUFFIXES:
-            raise DataError(f"{path}: storage {storage!r}; mcap and sqlite3 are read. `ros2 bag convert` changes it.")
         custom = about.get("custom_data")
         self.about = {str(k): str(v) for k, v in custom.items()} if isinstance(custom, dict) else {}
         check_links(path, where=str(path), error=DataError)
-        self.files = _named(path, about) or ([path] if path.is_file() else _files(path))
+        self.files = _named(path, about) or _files(path)
         for file in self.files:
-            if file.suffix != SUFFIXES[storage]:
+            if file.suffix not in READERS:
                 raise DataError(
-                    f"{file}: compressed file by file, which is not read; MCAP's own compression is. Record with "
-                    "`-s mcap --storage-preset-profile zstd_fast`, or undo it with `ros2 bag convert`."
+                    f"{file}: expected a file of MCAP (.mcap) or sqlite3 (.db3). If it is compressed as a whole, undo "
+                    "it with `ros2 bag convert`, and record with `-s mcap --storage-preset-profile zstd_fast`."
                 )
             if not file.is_file():
                 raise DataError(f"{file}: no such file, though {path.name}/metadata.yaml names it")
-        self._read = _mcap if storage == "mcap" else _sqlite
         self.types: dict[str, str] = {}  # message type, by topic
         for file in self.files:
             with _damage(file):
-                self.types |= dict(self._read(file, None))
+                self.types |= dict(READERS[file.suffix](file, None))
 
     def topic(self, wired: str) -> str | None:
         """Return the bag's name of the topic that the wiring calls `wired`; None where it has none.
@@ -102,7 +97,7 @@ class Bag:
         """
         for file in self.files if topics else ():
             with _damage(file):
-                for found in self._read(file, set(topics)):
+                for found in READERS[file.suffix](file, set(topics)):
                     if found[2][:4] == _ZSTD:
                         raise _compressed(f"{file}, {found[0]}")
                     yield Item(*found)
@@ -157,18 +152,14 @@ def _compressed(where: str) -> DataError:
 
 
 def _files(path: Path) -> list[Path]:
-    """Of a folder, in the order of their names, which is that of writing."""
-    for suffix in SUFFIXES.values():
+    """Of a folder, in the order of their names, which is that of writing; or `path`, where it is a file."""
+    if path.is_file():
+        return [path]
+    for suffix in READERS:
         found = [f for f in visible(path.glob(f"*{suffix}")) if f.stem.rpartition("_")[2].isdecimal()]
         if found:
             return sorted(found, key=lambda f: int(f.stem.rpartition("_")[2]))
     return []
-
-
-def _storage_of(path: Path) -> str:
-    """Find the files by their names, without metadata."""
-    first = path if path.is_file() else next(iter(_files(path)), path)
-    return {suffix: storage for storage, suffix in SUFFIXES.items()}.get(first.suffix, first.suffix)
 
 
 def _about(path: Path) -> dict[str, Any]:
@@ -181,7 +172,7 @@ def _about(path: Path) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise DataError(f"{file}: not the metadata of a bag: rosbag2_bagfile_information is missing or no mapping; "
                         "`ros2 bag reindex` makes a new one")  # fmt: skip
-    check_types(found, {"storage_identifier": str, "relative_file_paths": list}, str(file), DataError)
+    check_types(found, {"relative_file_paths": list}, str(file), DataError)
     return found
 
 
@@ -235,3 +226,6 @@ def _sqlite(file: Path, topics: set[str] | None) -> Iterator[tuple[Any, ...]]:
             yield names[number][0], stamp * 1e-9, bytes(data)
     finally:
         base.close()
+
+
+READERS = {".mcap": _mcap, ".db3": _sqlite}

@@ -52,16 +52,16 @@ class Streams:
     # -- at times -----------------------------------------------------------------------------------------------------
     def checked(self) -> Iterator[tuple[str, Stream, Topic, float]]:
         """List name, stream, topic and patience [s] of the topics that must not be silent."""
-        w, dogs = self.wiring, self.wiring.watchdogs
-        yield "joint_states", self.states, w.topic("joint_states"), min(dogs["state"].hold, dogs["state"].fault)
+        w = self.wiring
+        patience = {name: min(dog.hold, dog.fault) for name, dog in w.watchdogs.items()}
+        yield "joint_states", self.states, w.topic("joint_states"), patience["state"]
         if self.commands is not None:
             role = "joint_commands" if w.topics["joint_commands"] is not None else "trajectory"
-            yield role, self.commands, w.topic(role), min(dogs["state"].hold, dogs["state"].fault)
+            yield role, self.commands, w.topic(role), patience["state"]
         if self.features is not None:
-            patience = min(dogs["features"].hold, dogs["features"].fault)
-            yield "features", self.features, w.topic("features"), patience
+            yield "features", self.features, w.topic("features"), patience["features"]
         for key, stream in self.cameras.items():
-            yield key, stream, w.cameras[key], min(dogs["images"].hold, dogs["images"].fault)
+            yield key, stream, w.cameras[key], patience["images"]
 
     def state(self, at: Array) -> Array:
         """Return [T Ds] positions, velocities, opening and features at `at` [T] s."""

@@ -18,7 +18,7 @@ from robopolicy.core.errors import ConfigError, DataError
 from robopolicy.core.types import STATE, TASK, ActionSpec, Feature
 from robopolicy.datasets.lerobot_writer import DatasetWriter
 from robopolicy.real.datasets.bag_options import BagOptions
-from robopolicy.real.datasets.converted import Converted, UnusableError
+from robopolicy.real.datasets.converted import Converted, UnusableError, add_episode
 from robopolicy.real.ros2.bags.checks import check_stream
 from robopolicy.real.ros2.bags.reader import Bag, bags_in
 from robopolicy.real.ros2.bags.streams import Streams
@@ -86,13 +86,9 @@ def convert_bags(
             except UnusableError as error:
                 left_out[path.name] = str(error)
                 continue
-            done = np.zeros(len(episode.action), dtype=bool)
-            done[-1] = success
-            writer.add_episode(
-                obs=episode.obs, action=episode.action, reward=done.astype(np.float32), success=done,
-                terminated=success, task=task, seed=number, marks={"intervention": episode.intervention},
-            )  # fmt: skip
-            frames, marked = frames + len(done), marked + int(episode.intervention.sum())
+            marks = {"intervention": episode.intervention}
+            add_episode(writer, episode.obs, episode.action, success=success, task=task, seed=number, marks=marks)
+            frames, marked = frames + len(episode.action), marked + int(episode.intervention.sum())
         if not writer.num_episodes:
             raise DataError(f"recording={recording}: no episode to keep of {len(bags)}: {left_out}")
     why = "".join(f"\n  left out {name}: {reason}" for name, reason in left_out.items())

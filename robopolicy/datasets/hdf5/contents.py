@@ -14,8 +14,9 @@ import pydantic
 from numpy.typing import NDArray
 
 from robopolicy.core.errors import ConfigError, DataError, closest
+from robopolicy.core.untrusted import parse_json
 from robopolicy.datasets.checks import Defect
-from robopolicy.datasets.files import check_regular, parse_json, problems
+from robopolicy.datasets.files import problems
 
 Group = Any  # h5py.Group; h5py is an extra
 Column = Any  # h5py.Dataset
@@ -113,9 +114,8 @@ def opened(path: Path) -> Iterator[Group]:
             f"{path}: reading HDF5 needs h5py, which is not installed: ./scripts/setup.sh suites, or elsewhere: "
             "pip install 'robopolicy[hdf5]'"
         ) from error
-    if not path.is_file():
+    if not path.is_file():  # a pipe or device would block
         raise DataError(f"{path}: no such file")
-    check_regular(path)
     try:
         with h5py.File(path, "r") as file:
             yield file
@@ -228,10 +228,12 @@ def parsed(text: Any, where: str) -> dict[str, Any]:
     Raises:
         BrokenError: it is none.
     """
+    if not isinstance(text, str | bytes):
+        raise BrokenError(where, f"expected a JSON object, found {type(text).__name__}")
     try:
-        found = parse_json(text)
-    except ValueError as error:
-        raise BrokenError(where, f"expected a JSON object, found what is none ({error})") from error
+        found = parse_json(text, "it", error=DataError, finite=False)
+    except DataError as error:
+        raise BrokenError(where, f"expected a JSON object: {error}") from error
     if not isinstance(found, dict):
         raise BrokenError(where, f"expected a JSON object, found {type(found).__name__}")
     return found

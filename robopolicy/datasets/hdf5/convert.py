@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,16 +22,7 @@ _SIGNATURE = b"\x89HDF\r\n\x1a\n"
 _ENDINGS = (".h5", ".hdf5")
 
 
-class Format(NamedTuple):
-    recognises: Callable[[Group], bool]
-    read: Callable[[Group, Path, str | None], Contents]
-
-
-FORMATS = {
-    "robomimic": Format(robomimic.recognises, robomimic.read),
-    "Minari": Format(minari.recognises, minari.read),
-    "ManiSkill": Format(maniskill.recognises, maniskill.read),
-}
+FORMATS = {"robomimic": robomimic, "Minari": minari, "ManiSkill": maniskill}
 
 
 class ConvertedFiles(NamedTuple):
@@ -84,10 +74,13 @@ def convert_hdf5(
                 if only_success and not success.any():
                     left_out[episode.name] = "no success"
                     continue
+                action = np.asarray(episode.action[()], dtype=np.float32)
+                if options.clip:
+                    action = np.clip(action, plan.action.low, plan.action.high)
                 reward = success.astype(np.float32) if episode.reward is None else episode.reward[()]
                 ended = bool(success[-1]) if episode.terminated is None else episode.terminated
                 writer.add_episode(
-                    obs=_observations(episode, plan), action=_actions(episode, plan, options), reward=reward,
+                    obs=_observations(episode, plan), action=action, reward=reward,
                     success=success, terminated=ended, task=options.task or episode.task or "",
                     seed=number if episode.seed is None else episode.seed,
                 )  # fmt: skip
@@ -146,8 +139,3 @@ def _observations(episode: Trajectory, plan: ConversionPlan) -> dict[str, NDArra
         picture = episode.obs[key][:length]
         obs[name] = np.moveaxis(picture, -1, 1) if picture.shape[-1] == 3 else picture
     return obs
-
-
-def _actions(episode: Trajectory, plan: ConversionPlan, options: Hdf5Options) -> NDArray[Any]:
-    values = np.asarray(episode.action[()], dtype=np.float32)
-    return np.clip(values, plan.action.low, plan.action.high) if options.clip else values

@@ -16,21 +16,7 @@ import pydantic
 from robopolicy.core.errors import DataError
 from robopolicy.datasets.checks import Defect
 from robopolicy.datasets.files import read_json
-from robopolicy.datasets.hdf5.contents import (
-    BrokenError,
-    Contents,
-    Defects,
-    Group,
-    Rate,
-    Trajectory,
-    column,
-    flags,
-    get,
-    leaves,
-    modelled,
-    numbered,
-    optional_column,
-)
+from robopolicy.datasets.hdf5 import contents as h5
 
 _GRIPPER = {"gripper_meaning": "position: -1 closes, +1 opens"}
 _UNIT = {"units": ("1",), "low": (-1.0,), "high": (1.0,), "tcp": "panda_hand_tcp", **_GRIPPER}
@@ -57,7 +43,7 @@ CONTROL_MODES: Mapping[str, Mapping[str, Any]] = {
 
 
 class _Sim(pydantic.BaseModel):
-    control_freq: Rate | None = None
+    control_freq: h5.Rate | None = None
 
 
 class _Kwargs(pydantic.BaseModel):
@@ -88,11 +74,11 @@ class _Listed(pydantic.BaseModel):
     success: Any = None
 
 
-def recognises(file: Group) -> bool:
-    return bool(numbered(file, "traj_"))
+def recognises(file: h5.Group) -> bool:
+    return bool(h5.numbered(file, "traj_"))
 
 
-def read(file: Group, path: Path, filter_key: str | None) -> Contents:
+def read(file: h5.Group, path: Path, filter_key: str | None) -> h5.Contents:
     """Return the content of the file; broken parts are in its `defects`.
 
     Raises:
@@ -101,15 +87,15 @@ def read(file: Group, path: Path, filter_key: str | None) -> Contents:
     beside = path.with_suffix(".json")
     if not beside.is_file():
         raise DataError(f"{path}: {beside.name} is missing, which belongs to it. Copy both.")
-    facts, found = modelled(_Facts, read_json(beside), beside.name), Defects()
+    facts, found = h5.modelled(_Facts, read_json(beside), beside.name), h5.Defects()
     known = (facts.env_info.env_kwargs if facts.env_info else None) or _Kwargs()
     listed: dict[int, _Listed] = {}
     for k, entry in enumerate(facts.episodes):
         with found.noted():
-            one = modelled(_Listed, entry, f"{beside.name}, episodes.{k}")
+            one = h5.modelled(_Listed, entry, f"{beside.name}, episodes.{k}")
             if listed.setdefault(one.episode_id, one) is not one:
-                raise BrokenError(f"{beside.name}, episodes.{k}, episode_id", f"is {one.episode_id} again")
-    for name in numbered(file, "traj_"):
+                raise h5.BrokenError(f"{beside.name}, episodes.{k}, episode_id", f"is {one.episode_id} again")
+    for name in h5.numbered(file, "traj_"):
         if int(name.removeprefix("traj_")) not in listed:
             found.append(
                 Defect(f"/{name}", f"is not listed in {beside.name}", "Copy both files again; they are a pair")
@@ -119,9 +105,10 @@ def read(file: Group, path: Path, filter_key: str | None) -> Contents:
         problem = f"its episodes have several control modes, {modes}"
         found.append(Defect(f"{beside.name}, control_mode", problem, "Convert them apart"))
     episodes = found.collect(listed.values(), lambda one: _trajectory(file, one, beside))
-    arms, mode = _robots(known), modes[0] if modes else ""
+    uids, mode = known.robot_uids or [], modes[0] if modes else ""
+    arms = {uids} if isinstance(uids, str) else set(uids)
     action = CONTROL_MODES.get(mode, {}) if not arms or arms <= {"panda", "panda_wristcam"} else {}
-    return Contents(
+    return h5.Contents(
         format="ManiSkill", episodes=tuple(episodes), rate_hz=(known.sim_config or _Sim()).control_freq, action=action,
         control=mode, controls=tuple(CONTROL_MODES), successor=True,
         provenance={"env": facts.env_info.env_id if facts.env_info else None, "control_mode": mode},
@@ -129,24 +116,19 @@ def read(file: Group, path: Path, filter_key: str | None) -> Contents:
     )  # fmt: skip
 
 
-def _robots(known: _Kwargs) -> set[str]:
-    uids = known.robot_uids or ()
-    return {uids} if isinstance(uids, str) else set(uids)
-
-
-def _trajectory(file: Group, listed: _Listed, beside: Path) -> Trajectory:
-    group = get(file, f"traj_{listed.episode_id}")
-    obs = leaves(get(group, "obs")) if "obs" in group else {}
-    obs = obs or {f"env_states/{k}": v for k, v in leaves(get(group, "env_states")).items()}
+def _trajectory(file: h5.Group, listed: _Listed, beside: Path) -> h5.Trajectory:
+    group = h5.get(file, f"traj_{listed.episode_id}")
+    obs = h5.leaves(h5.get(group, "obs")) if "obs" in group else {}
+    obs = obs or {f"env_states/{k}": v for k, v in h5.leaves(h5.get(group, "env_states")).items()}
     success: Any = None
     if "success" in group:
-        success = flags(column(group, "success")[()], f"{group.name}/success")
+        success = h5.flags(h5.column(group, "success")[()], f"{group.name}/success")
     elif listed.success is not None:
-        success = bool(flags([listed.success], f"{beside.name}, episode {listed.episode_id}, success")[0])
+        success = bool(h5.flags([listed.success], f"{beside.name}, episode {listed.episode_id}, success")[0])
     seed = listed.episode_seed
     seed = next(iter(seed), None) if isinstance(seed, list) else seed
-    terminated = flags(column(group, "terminated")[()], f"{group.name}/terminated")
-    return Trajectory(
-        group.name.lstrip("/"), obs, column(group, "actions"), optional_column(group, "rewards"),
+    terminated = h5.flags(h5.column(group, "terminated")[()], f"{group.name}/terminated")
+    return h5.Trajectory(
+        group.name.lstrip("/"), obs, h5.column(group, "actions"), h5.optional_column(group, "rewards"),
         success, bool(len(terminated) and terminated[-1]), seed=seed, length=listed.elapsed_steps,
     )  # fmt: skip

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from robopolicy.core.errors import ConfigError, DataError, closest
 from robopolicy.core.types import IMAGES, STATE, ActionSpec, Feature
 from robopolicy.datasets.checks import Defect, outside_limits
-from robopolicy.datasets.hdf5.contents import AGAIN, Column, Contents, Trajectory
+from robopolicy.datasets.hdf5.contents import AGAIN, Contents, Trajectory
 from robopolicy.datasets.hdf5.options import Hdf5Options
 
 _ASKED = {  # how to give what is missing
@@ -27,6 +28,7 @@ _ASKED = {  # how to give what is missing
     "gripper": "<index of its channel>, or none",
     "gripper_meaning": "<what its ends do, e.g. 'absolute: -1 closed, +1 open'>",
 }
+_Limits = tuple[tuple[str, ...], tuple[float, ...], tuple[float, ...]]  # names, low, high of each channel
 _PER_CHANNEL = ("units", "low", "high")
 
 
@@ -64,7 +66,8 @@ def plan_of(contents: Contents, path: Path, options: Hdf5Options) -> ConversionP
         )
     missing: dict[str, str] = {}
     if said is None and given is None:
-        missing["rate_hz"] = "<control steps a second>" + _hint(contents, "rate_hz")
+        hint = contents.hints.get("rate_hz")
+        missing["rate_hz"] = "<control steps a second>" + (f" ({hint})" if hint else "")
     tasks = (options.task,) if options.task else tuple(dict.fromkeys(e.task or "" for e in contents.episodes))
     if "" in tasks:
         missing["task"] = "'<the instruction>'"
@@ -81,8 +84,9 @@ def plan_of(contents: Contents, path: Path, options: Hdf5Options) -> ConversionP
 
 def check(contents: Contents, plan: ConversionPlan, options: Hdf5Options) -> list[Defect]:
     """Everything in the file that cannot become a dataset: ragged lengths, missing columns, NaN, actions outside."""
-    keys, limits = (*plan.state, *plan.images.values()), None if options.clip else _Limits.of(plan.action)
-    return [d for e in contents.episodes for d in _check_one(e, contents, keys, limits, bool(plan.images))]
+    action = plan.action
+    limits = None if options.clip else (action.names, action.low, action.high)
+    return _check_all(contents, plan.state, plan.images, limits)
 
 
 def check_file(contents: Contents) -> list[Defect]:
@@ -93,31 +97,19 @@ def check_file(contents: Contents) -> list[Defect]:
         state, images, _ = _columns(contents, Hdf5Options())
     except DataError as error:
         return [Defect("observations", str(error), AGAIN)]
-    first, action = contents.episodes[0], dict(contents.action)
+    first, action, limits = contents.episodes[0], contents.action, None
     if len(first.action.shape) != 2:
         return [Defect(f"{first.name}/actions", f"expected [T Da], found shape {first.action.shape}", AGAIN)]
     dim = int(first.action.shape[1])
-    limits = None
     if {"low", "high"} <= action.keys() and len(action.get("names", ())) in (0, dim):
         low, high = (action[k] * dim if len(action[k]) == 1 else action[k] for k in ("low", "high"))
         if len(low) != dim:
             return [Defect("action_space", f"has {len(low)} limits, actions have {dim} channels", AGAIN)]
-        limits = _Limits(tuple(action.get("names", map(str, range(dim)))), low, high)
-    keys = (*state, *images.values())
-    return [d for e in contents.episodes for d in _check_one(e, contents, keys, limits, bool(images))]
-
-
-def picture_shape(shape: tuple[int, ...]) -> tuple[int, int, int]:
-    """Return (3, h, w) of frames [T h w 3] or [T 3 h w]."""
-    h, w = (shape[1], shape[2]) if shape[3] == 3 else (shape[2], shape[3])
-    return 3, int(h), int(w)
+        limits = (tuple(action.get("names", map(str, range(dim)))), low, high)
+    return _check_all(contents, state, images, limits)
 
 
 # -- inside ---------------------------------------------------------------------------------------------------------
-def _hint(contents: Contents, key: str) -> str:
-    return f" ({contents.hints[key]})" if key in contents.hints else ""
-
-
 def _please(contents: Contents, path: Path, missing: Mapping[str, str]) -> str:
     text = f"{path} ({contents.format}): does not say all that training must know."
     if contents.control and contents.control not in contents.controls:
@@ -168,35 +160,30 @@ def _columns(contents: Contents, options: Hdf5Options) -> tuple[tuple[str, ...],
 
 def _cameras(keys: list[str]) -> dict[str, str]:
     """Short names, or whole ones where two were the same: sensor_data/hand/rgb is hand, agentview_image agentview."""
-    short = {k: _short(k) for k in keys}
+    short = {}
+    for key in keys:
+        last = next((part for part in reversed(key.split("/")) if part != "rgb"), key)
+        short[key] = last.removesuffix("_image").removesuffix("_rgb") or last
     return {n if list(short.values()).count(n) == 1 else k.replace("/", "_"): k for k, n in short.items()}
-
-
-def _short(key: str) -> str:
-    last = [part for part in key.split("/") if part != "rgb"][-1:] or [key]
-    return last[0].removesuffix("_image").removesuffix("_rgb") or last[0]
 
 
 def _features(first: Trajectory, state: tuple[str, ...], images: Mapping[str, str], named: bool) -> dict[str, Feature]:
     found: dict[str, Feature] = {}
     if state:
-        names = tuple(f"{k.replace('/', '.')}_{i}" for k in state for i in range(_width(first.obs[k])))
+        widths = [(k.replace("/", "."), math.prod(first.obs[k].shape[1:])) for k in state]
+        names = tuple(f"{k}_{i}" for k, width in widths for i in range(width))
         found[STATE] = Feature((len(names),), names=names if named else None)
-    return found | {name: Feature(picture_shape(first.obs[key].shape), "uint8") for name, key in images.items()}
+    for name, key in images.items():
+        _, *size = first.obs[key].shape  # h w 3, or 3 h w
+        found[name] = Feature((3, *map(int, size[:2] if size[2] == 3 else size[1:])), "uint8")
+    return found
 
 
-def _width(column: Column) -> int:
-    return 1 if len(column.shape) == 1 else int(column.shape[1])
-
-
-class _Limits(NamedTuple):
-    names: tuple[str, ...]
-    low: tuple[float, ...]
-    high: tuple[float, ...]
-
-    @classmethod
-    def of(cls, spec: ActionSpec) -> _Limits:
-        return cls(spec.names, spec.low, spec.high)
+def _check_all(
+    contents: Contents, state: Sequence[str], images: Mapping[str, str], limits: _Limits | None
+) -> list[Defect]:
+    keys = (*state, *images.values())
+    return [d for e in contents.episodes for d in _check_one(e, contents, keys, limits, bool(images))]
 
 
 def _check_one(
@@ -228,12 +215,8 @@ def _check_one(
     if episode.success is not None and np.ndim(episode.success) and len(np.asarray(episode.success)) != length:
         yield Defect(f"{name}/success", f"expected {length} frames, found {len(np.asarray(episode.success))}", AGAIN)
     if limits is not None and episode.action.shape[1:] == first.action.shape[1:]:
-        yield from _outside(episode, limits)
-
-
-def _outside(episode: Trajectory, limits: _Limits) -> Iterator[Defect]:
-    values, (names, low, high) = episode.action[()], limits
-    for frame, k in np.argwhere(outside_limits(values, low, high))[:1]:
-        problem = f"{names[k]!r} is {values[frame, k]:.4g}, limits are [{low[k]:g}, {high[k]:g}]"
-        fix = "Give hdf5.action.low and .high, or hdf5.clip=true where the simulator clamped its actions"
-        yield Defect(f"{episode.name}/actions", problem, fix, frame=int(frame))
+        values, (names, low, high) = episode.action[()], limits
+        for frame, k in np.argwhere(outside_limits(values, low, high))[:1]:
+            problem = f"{names[k]!r} is {values[frame, k]:.4g}, limits are [{low[k]:g}, {high[k]:g}]"
+            fix = "Give hdf5.action.low and .high, or hdf5.clip=true where the simulator clamped its actions"
+            yield Defect(f"{name}/actions", problem, fix, frame=int(frame))

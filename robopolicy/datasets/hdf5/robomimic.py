@@ -16,22 +16,7 @@ import pydantic
 from numpy.typing import NDArray
 
 from robopolicy.core.errors import ConfigError, closest
-from robopolicy.datasets.hdf5.contents import (
-    BrokenError,
-    Contents,
-    Defects,
-    Group,
-    Rate,
-    Trajectory,
-    column,
-    get,
-    leaves,
-    modelled,
-    numbered,
-    optional_column,
-    parsed,
-    whole_attribute,
-)
+from robopolicy.datasets.hdf5 import contents as h5
 
 _Finite = Annotated[float, pydantic.Field(strict=True, allow_inf_nan=False)]
 _Range = _Finite | list[_Finite]
@@ -59,7 +44,7 @@ CONTROLLERS: Mapping[tuple[str, bool], Mapping[str, Any]] = {
 class _EnvKwargs(pydantic.BaseModel):
     """Fields of `env_kwargs` that all simulators share."""
 
-    control_freq: Rate | None = None
+    control_freq: h5.Rate | None = None
     reward_shaping: bool | None = None
     controller_configs: Any = None
 
@@ -90,20 +75,20 @@ class _RobomimicEpisode(pydantic.BaseModel):
     lang: str | None = None
 
 
-def recognises(file: Group) -> bool:
-    return "data" in file and hasattr(file["data"], "keys") and bool(numbered(file["data"], "demo_"))
+def recognises(file: h5.Group) -> bool:
+    return "data" in file and hasattr(file["data"], "keys") and bool(h5.numbered(file["data"], "demo_"))
 
 
-def read(file: Group, path: Path, filter_key: str | None) -> Contents:
+def read(file: h5.Group, path: Path, filter_key: str | None) -> h5.Contents:
     """Return the content of the file, or of the part that a filter key names; broken parts are in its `defects`.
 
     Raises:
         DataError: no `env_args`.
         ConfigError: an unknown filter key.
     """
-    data, found = file["data"], Defects()
+    data, found = file["data"], h5.Defects()
     if "env_args" not in data.attrs:
-        raise BrokenError(f"{path}, /data, attribute env_args", f"is missing. {closest('env_args', data.attrs)}")
+        raise h5.BrokenError(f"{path}, /data, attribute env_args", f"is missing. {closest('env_args', data.attrs)}")
     control, action = "", dict[str, Any]()
     args = found.model(_EnvArgs, data.attrs["env_args"], "env_args")
     problem = found.model(_Problem, data.attrs.get("problem_info"), "problem_info")
@@ -113,15 +98,15 @@ def read(file: Group, path: Path, filter_key: str | None) -> Contents:
             control, action = _action(known.controller_configs)
     said = problem.language_instruction
     task = "".join(said) if said else None  # LIBERO's early files hold it letter by letter
-    names = numbered(data, "demo_") if filter_key is None else _filtered(file, filter_key)
+    names = h5.numbered(data, "demo_") if filter_key is None else _filtered(file, filter_key)
     sparse = known.reward_shaping is False
-    episodes = found.collect(names, lambda name: _trajectory(get(data, name), sparse, task))
+    episodes = found.collect(names, lambda name: _trajectory(h5.get(data, name), sparse, task))
     with found.noted():
-        total, frames = whole_attribute(data, "total"), sum(e.length or 0 for e in episodes)
+        total, frames = h5.whole_attribute(data, "total"), sum(e.length or 0 for e in episodes)
         counted = len(episodes) == len(names) and all(e.length is not None for e in episodes)
         if filter_key is None and counted and total not in (None, frames):
-            raise BrokenError("/data, attribute total", f"says {total}, its demonstrations have {frames} samples")
-    return Contents(
+            raise h5.BrokenError("/data, attribute total", f"says {total}, its demonstrations have {frames} samples")
+    return h5.Contents(
         format="robomimic", episodes=tuple(episodes), rate_hz=known.control_freq, action=action, control=control,
         controls=tuple(_words(*key) for key in CONTROLLERS), successor=False,
         usual=("robot0_eef_pos", "robot0_eef_quat", "robot0_gripper_qpos", "object"),
@@ -129,21 +114,21 @@ def read(file: Group, path: Path, filter_key: str | None) -> Contents:
     )  # fmt: skip
 
 
-def _trajectory(demo: Group, sparse: bool, task: str | None) -> Trajectory:
-    rewards = optional_column(demo, "rewards")
+def _trajectory(demo: h5.Group, sparse: bool, task: str | None) -> h5.Trajectory:
+    rewards = h5.optional_column(demo, "rewards")
     success: NDArray[np.bool_] | None = None
     if sparse and rewards is not None:
         success = rewards[()] > 0
     if "ep_meta" in demo.attrs:  # RoboCasa's
         where = f"{demo.name}, attribute ep_meta"
-        task = modelled(_RobomimicEpisode, parsed(demo.attrs["ep_meta"], where), where).lang or task
-    return Trajectory(
-        demo.name.removeprefix("/data/"), leaves(get(demo, "obs")), column(demo, "actions"), rewards, success,
-        None, task, length=whole_attribute(demo, "num_samples"),
+        task = h5.modelled(_RobomimicEpisode, h5.parsed(demo.attrs["ep_meta"], where), where).lang or task
+    return h5.Trajectory(
+        demo.name.removeprefix("/data/"), h5.leaves(h5.get(demo, "obs")), h5.column(demo, "actions"), rewards, success,
+        None, task, length=h5.whole_attribute(demo, "num_samples"),
     )  # fmt: skip
 
 
-def _filtered(file: Group, key: str) -> list[str]:
+def _filtered(file: h5.Group, key: str) -> list[str]:
     keys = list(file["mask"]) if "mask" in file else []
     if key not in keys:
         raise ConfigError(f"hdf5.filter={key}: no such filter key in /mask. {closest(key, keys)}")
@@ -157,7 +142,7 @@ def _action(given: Any) -> tuple[str, dict[str, Any]]:
     parts = config.get("body_parts") if isinstance(config, dict) else None
     if isinstance(parts, dict):  # robosuite 1.5 has one for each part of the body
         config = parts.get("right", config)
-    found = modelled(_Controller, config, where)
+    found = h5.modelled(_Controller, config, where)
     kind = str(found.type)
     delta = found.input_type == "delta" if found.control_delta is None else found.control_delta
     facts = dict(CONTROLLERS.get((kind, delta), {}))
@@ -167,7 +152,8 @@ def _action(given: Any) -> tuple[str, dict[str, Any]]:
             facts["low"] = _limits(found.input_min, facts, -1.0, f"{where}.input_min")
             facts["high"] = _limits(found.input_max, facts, 1.0, f"{where}.input_max")
             if not all(low < high for low, high in zip(facts["low"], facts["high"], strict=True)):
-                raise BrokenError(f"{where}.input_min", f"is {found.input_min}, not below input_max {found.input_max}")
+                problem = f"is {found.input_min}, not below input_max {found.input_max}"
+                raise h5.BrokenError(f"{where}.input_min", problem)
     return _words(kind, delta), facts
 
 
@@ -176,13 +162,9 @@ def _limits(given: float | list[float], facts: Mapping[str, Any], grip: float, w
     arm = len(facts["names"]) - 1
     limits = given if isinstance(given, list) else [given] * arm
     if len(limits) != arm:
-        raise BrokenError(where, f"expected one number, or {arm} for {_channels(facts)}, found {len(limits)}")
+        names = ", ".join(facts["names"][:-1])
+        raise h5.BrokenError(where, f"expected one number, or {arm} for {names}, found {len(limits)}")
     return (*map(float, limits), grip)
-
-
-def _channels(facts: Mapping[str, Any]) -> str:
-    """Return the names of the channels without the gripper."""
-    return ", ".join(facts["names"][:-1])
 
 
 def _words(kind: str, delta: bool) -> str:

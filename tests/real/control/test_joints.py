@@ -181,9 +181,9 @@ def test_actions_are_clamped_to_their_range():
     env = sim.make("reach", 1, joint_noise=0.0)
     decoder, q = ActionDecoder(env.controller, stroke=FINGER_STROKE, dt=env.dt), np.array(env.task.start)
     profile = load_profile("panda", **WIDE)
-    decoder.reset(q, 0.04)
+    decoder.start(q, 0.04)
     far = decoder.decode(np.array([5.0, 0.0, 0.0, 0.0, 1.0]), q, profile)
-    decoder.reset(q, 0.04)
+    decoder.start(q, 0.04)
     most = decoder.decode(np.array([decoder.high[0], 0.0, 0.0, 0.0, 1.0]), q, profile)
     assert np.array_equal(far.q, most.q)
 

@@ -337,7 +337,7 @@ def test_training_paces_as_the_loop_does():
     assert without({"task": "reach", "joint_filter": {"_target_": "x"}}) == {"task": "reach"}
     other = sim.make("reach", 1, joint_noise=0.0)
     decoder = ActionDecoder(other.controller, stroke=0.04, dt=0.05)
-    decoder.reset(env.controller.q[0], 0.08)
+    decoder.start(env.controller.q[0], 0.08)
     rng, limited = np.random.default_rng(0), 0
     for _ in range(25):
         action = rng.choice([-1.0, 1.0], 5) * np.array(env.spec.action.high)

@@ -16,9 +16,8 @@ from robopolicy.policies.residual import ResidualPolicy
 from robopolicy.real.control.joints import ChunkBuffer, Delays
 from robopolicy.real.deploy.simulated_arm import SimulatedArm
 from robopolicy.real.planning.chunking import RealtimePlanner, check_chunking
-from robopolicy.real.planning.planner import Planner
+from robopolicy.real.planning.planner import Planner, ThreadRunner
 from robopolicy.real.planning.remote_planner import RemotePlanner
-from robopolicy.real.planning.thread_planner import ThreadRunner
 from robopolicy.real.safety import Mode
 from robopolicy.real.safety.audit import joint_violations
 from tests import toy

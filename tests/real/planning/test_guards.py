@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from robopolicy.core.errors import ConfigError
-from robopolicy.real.planning import server, wire, wire_messages
+from robopolicy.real.planning import server, wire
 from robopolicy.real.planning.remote_planner import RemotePlanner
 from robopolicy.real.planning.server import PolicyServer
-from robopolicy.real.planning.wire_messages import WireError
+from robopolicy.real.planning.wire import WireError
 from robopolicy.real.recording.recorder import Recorder
 from robopolicy.real.ros2 import urdf
 from tests.real.control import test_joints
@@ -60,12 +60,14 @@ GUARDS = [
           "if False:", greetings),
     Guard("the same policy", PolicyServer, "_greet", "if differ:", "if False:", greetings),
     # -- what they may say
-    Guard("size of a message", wire, "frame_of", "if head > HEADER or body > limit:", "if False:", garbage),
-    Guard("magic", wire, "frame_of", "if magic != _MAGIC:", "if False:", garbage),
-    Guard("sizes that were announced", wire_messages, "_layouts",
-          "if (size := sum(layout.size for layout in layouts.values())) != body:", "if False:", garbage,
-          (*FAILS, WireError)),
-    Guard("types of fields", wire, "header_of", "if not field.fits(found.get(name)):", "if False:", garbage),
+    Guard("size of a message", wire, "_sizes", "if head > HEADER or body > limit:", "if False:", garbage),
+    Guard("magic", wire, "_sizes", "if magic != _MAGIC:", "if False:", garbage),
+    Guard("sizes that were announced", wire, "decode",
+          "if (size := sum(dtype.itemsize * math.prod(shape) for _, dtype, shape in layouts)) != body:", "if False:",
+          garbage, (*FAILS, WireError)),
+    Guard("types of fields", wire, "decode",
+          'checked(_HEADERS[kind], found, f"malformed message: {kind}", error=WireError)',
+          "_HEADERS[kind].validate_python({**found, 'step': 0})", garbage),
     Guard("names of arrays", server, "_observation", "if set(found) != set(needed):", "if False:", garbage,
           (*FAILS, WireError)),
     Guard("shapes of arrays", server, "_observation", "value.shape != shape", "False", garbage),

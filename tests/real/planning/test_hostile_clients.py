@@ -23,8 +23,7 @@ from robopolicy.real.planning.connections import CLIENTS, PER_PEER, WAITING, Con
 from robopolicy.real.planning.planner import PlanningError
 from robopolicy.real.planning.remote_planner import RemotePlanner
 from robopolicy.real.planning.server import PolicyServer
-from robopolicy.real.planning.wire import receive, send
-from robopolicy.real.planning.wire_messages import FRAME, WireError, encode
+from robopolicy.real.planning.wire import FRAME, WireError, encode, receive, send
 from tests.fakes import PointPolicy
 from tests.real.planning.test_remote_planner import POLICY, client, hello, observed, serving
 from tests.real.planning.test_wire import mutated

@@ -19,7 +19,7 @@ from robopolicy.real.control.joints import Ahead
 from robopolicy.real.planning import process_planner
 from robopolicy.real.planning.planner import Planner, PlanningError
 from robopolicy.real.planning.process_planner import ProcessPlanner
-from robopolicy.real.planning.wire_messages import encode
+from robopolicy.real.planning.wire import encode
 from tests import toy
 
 OBS = {"x": torch.tensor([[[1.0, 2.0], [3.0, 4.5]]]), "picture": torch.full((1, 2, 3, 4, 4), 7, dtype=torch.uint8)}

@@ -56,7 +56,7 @@ def test_a_life_over_dds(tmp_path):
             operator.transition("activate")
         operator.fall_silent()
         operator.transition("configure")
-        operator.reset_arm(3)
+        operator.begin_episode(3)
         assert motion(operator)["received"] == "0", "nothing is published while inactive"
         with pytest.raises(SafetyError, match="enable: nothing has come"):
             operator.transition("activate")
@@ -142,7 +142,7 @@ def test_ctrl_c_in_the_middle_of_a_motion_ends_the_node_and_its_recording(tmp_pa
     path = patient(tmp_path)
     with graph(path, record=tmp_path / "r") as (operator, running):
         operator.transition("configure")
-        operator.reset_arm(3)
+        operator.begin_episode(3)
         activate(operator)
         operator.wait(lambda: float(motion(operator)["speed"]) > 0.01, 200.0, "motion")
         os.kill(running[1].pid, signal.SIGINT)

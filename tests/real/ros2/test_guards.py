@@ -201,7 +201,7 @@ GUARDS = [
     Guard("trajectories far ahead", Timeline, "offer", "if first > self.tick + AHEAD:", "if False:", splices),
     Guard("seam", Timeline, "offer", "not np.array_equal(points[min(tick - first, len(points) - 1)], self.at(tick))",
           "False", splices),
-    Guard("a driver that says what it plays", RemoteArm, "on_commanded", "self._hear(PLAYED, at)", "pass",
+    Guard("a driver that says what it plays", RemoteArm, "on_commanded", "self.hear(PLAYED, at)", "pass",
           streams.test_an_echo_that_comes_keeps_the_arm_running),
     Guard("numbers in the next tick", RemoteArm, "read", "self.unreadable", "False",
           streams.test_a_state_of_numbers_that_are_none_holds_the_arm_in_the_next_tick),

@@ -154,7 +154,7 @@ class FakeArm:
         self.chain = SimpleNamespace(profile=load_profile("panda"))
         self.stamps, self.running = stamps_of(wiring, self.clock), False
 
-    def on_input(self, name, at):
+    def hear(self, name, at):
         self.inputs.append(name)
 
 

@@ -772,7 +772,7 @@ def test_goals_are_answered_over_dds(ros):
     Fibonacci = pytest.importorskip("test_msgs.action").Fibonacci
     from rclpy.action import ActionClient, ActionServer, GoalResponse
 
-    from robopolicy.real.ros2.action_output import ActionOutput
+    from robopolicy.real.ros2.outputs import ActionOutput, DriverTrajectory
 
     ros()
     node, server = Node("client"), Node("server")
@@ -791,7 +791,7 @@ def test_goals_are_answered_over_dds(ros):
     goals = ActionOutput.__new__(ActionOutput)
     goals.wiring, goals.on_failure, goals.type, goals.every = wiring, said.append, SimpleNamespace(Goal=Goal), 5
     goals._client, goals._number, goals._due = ActionClient(node, Fibonacci, "go"), 0, 0
-    goals._unanswered = {}
+    goals._unanswered, goals._trajectory = {}, DriverTrajectory(wiring)
     executor = EventsExecutor()
     executor.add_node(node)
     executor.add_node(server)

@@ -142,7 +142,7 @@ class Chained(Wire):
         self.runtime = runtime
 
     def step(self, **how) -> None:
-        self.stream.arm.on_input("features", self.now)
+        self.stream.arm.hear("features", self.now)
         super().step(**how)
 
 

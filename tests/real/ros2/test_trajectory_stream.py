@@ -637,7 +637,7 @@ def test_a_camera_that_stops_holds_the_arm():
     wire = Wire(inputs={"observation.images.front": patience})
     wire.begin()
     for _ in range(100):
-        wire.stream.arm.on_input("observation.images.front", wire.now)
+        wire.stream.arm.hear("observation.images.front", wire.now)
         wire.step()
     assert wire.stream.arm.mode is Mode.RUN and wire.speed > 0.05
     wire.run(round((patience.hold + 0.5) / DT))

@@ -92,7 +92,7 @@ def test_the_spline_that_is_sent_is_the_one_that_is_certified():
     assert first == 103 and len(q) == len(points) and not qd[-1].any() and not qdd[-1].any()
     assert np.allclose(q[-1], points[-1], atol=1e-15)
     message = JointTrajectory(joint_names=["a", "b", "c"])
-    data = TrajectoryBytes(("a", "b", "c"), 4_000_000, derivatives=True).write_spline(first * 4_000_000, q, qd, qdd)
+    data = TrajectoryBytes(("a", "b", "c"), 4_000_000, derivatives=True).write(first * 4_000_000, q, qd, qdd)
     message = deserialize_message(data, JointTrajectory)
     assert [list(p.velocities) for p in message.points] == qd.tolist()
     assert [list(p.accelerations) for p in message.points] == qdd.tolist()
@@ -109,7 +109,7 @@ def test_rclpy_reads_what_we_write(joints, count):
     rng = np.random.default_rng(count)
     rows = [rng.normal(size=(count, len(joints))) for _ in range(3)]
     message = deserialize_message(
-        TrajectoryBytes(joints, 4_000_000, derivatives=True).write_spline(5_000_000_000, *rows), JointTrajectory
+        TrajectoryBytes(joints, 4_000_000, derivatives=True).write(5_000_000_000, *rows), JointTrajectory
     )
     assert list(message.joint_names) == list(joints) and len(message.points) == count
     for k, point in enumerate(message.points):
@@ -122,7 +122,7 @@ def test_controllers_that_are_told_nothing_they_can_use_reject_it():
     driver = TrajectoryController(("a",), np.zeros(1))
     driver.take(JointTrajectory(joint_names=["a"]), 0)
     moving = deserialize_message(
-        TrajectoryBytes(("a",), 4_000_000, derivatives=True).write_spline(0, *[np.ones((2, 1))] * 3), JointTrajectory
+        TrajectoryBytes(("a",), 4_000_000, derivatives=True).write(0, *[np.ones((2, 1))] * 3), JointTrajectory
     )
     driver.take(moving, 0)
     assert driver.rejected == ["empty", "velocity at the end"]

@@ -57,7 +57,7 @@ def test_decisions_are_those_of_plain_numpy():
     """Along an adversarial motion, candidates that pass and that fail: the same verdict, limit by limit."""
     profile = load_profile("panda", tcp_speed=0.8, **SCENE)
     limiter = CommandLimiter(profile)
-    limiter.reset(np.array(profile.data["home"])[None])
+    limiter.start(np.array(profile.data["home"])[None])
     seen = {True: 0, False: 0}
     for k, target in enumerate(targets(profile, 1, 120, seed=11)):
         if k % 4 == 0 and np.isfinite(target).all() and np.abs(target).max() < 10:

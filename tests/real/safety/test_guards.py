@@ -16,14 +16,14 @@ from robopolicy.real.control.joints import ActionDecoder, ChunkBuffer
 from robopolicy.real.control.robots import MujocoArm
 from robopolicy.real.safety import CommandLimiter, SafetyChain, SafetyError, load_profile, profile_names
 from robopolicy.real.safety import chain as chain_module
-from robopolicy.real.safety.clearance import KeepOut, Planes, SelfCollision
-from robopolicy.real.safety.command_limiter import ERROR, INPUT, LATE, POST
+from robopolicy.real.safety.command_limiter import ERROR, INPUT, OVER_BUDGET, POST
 from robopolicy.real.safety.decision import Measured
 from robopolicy.real.safety.energy_tank import EnergyTank
-from robopolicy.real.safety.joint_space import EdgeVelocity, Finite, JointPositionLimit, _Difference
+from robopolicy.real.safety.joint_space import EdgeVelocity, JointPositionLimit, JointRoom
 from robopolicy.real.safety.risk import RiskCritic
 from robopolicy.real.safety.settings import Box, Plane, Settings
 from robopolicy.real.safety.singularity import Singularity
+from robopolicy.real.safety.space import KeepOut, Planes, SelfCollision
 from robopolicy.real.safety.tool import TcpSpeed, Workspace
 from tests.real.control import test_joints, test_robots
 from tests.real.guards import FAILS, Guard, GuardNotFoundError, disabled, kill, with_patch
@@ -34,7 +34,7 @@ NO_LIMIT = "np.full(len(path.c), np.inf)"
 
 def limit(name: str, owner: type, test: Callable[[], Any]) -> Guard:
     """A limit whose margin is always ample."""
-    other = "" if owner is not _Difference else f" if self.name == {name!r} else self.kept(path)"
+    other = "" if owner is not JointRoom else f" if self.name == {name!r} else self.kept(path)"
     return Guard(name, owner, "margin", "", f"return {NO_LIMIT}{other}", test)
 
 
@@ -48,11 +48,11 @@ def seen(name: str, *step: float) -> Callable[[], Any]:
 
 trouble = partial(partial, test_limits.test_trouble_inside_brakes_within_the_tick)
 GUARDS = [
-    limit("finite", Finite, seen("finite", np.nan, 0.0)),
+    limit("finite", JointRoom, seen("finite", np.nan, 0.0)),
     limit("joint_position", JointPositionLimit, seen("joint_position", 5.0, 0.0)),
-    limit("joint_velocity", _Difference, seen("joint_velocity", 0.01, 0.01)),
-    limit("joint_acceleration", _Difference, seen("joint_acceleration", 0.0, 1.3e-4)),
-    limit("joint_jerk", _Difference, seen("joint_jerk", 0.0, 5.5e-5)),
+    limit("joint_velocity", JointRoom, seen("joint_velocity", 0.01, 0.01)),
+    limit("joint_acceleration", JointRoom, seen("joint_acceleration", 0.0, 1.3e-4)),
+    limit("joint_jerk", JointRoom, seen("joint_jerk", 0.0, 5.5e-5)),
     limit("edge_velocity", EdgeVelocity, needed("edge_velocity")),
     limit("tcp_speed", TcpSpeed, needed("tcp_speed")),
     limit("workspace", Workspace, needed("workspace")),
@@ -65,7 +65,7 @@ GUARDS = [
     Guard(INPUT, CommandLimiter, "_readable", "~np.asarray((np.abs(target) < 1e6).all(axis=1))",
           "np.zeros(len(target), bool)",
           partial(test_limits.test_one_unreadable_number_brakes_in_the_same_tick, np.nan), (*FAILS, ValueError)),
-    Guard(LATE, CommandLimiter, "filter", "self.clock() - start > self.budget", "False", trouble("late")),
+    Guard(OVER_BUDGET, CommandLimiter, "filter", "self.clock() - start > self.budget", "False", trouble("late")),
     Guard(POST, CommandLimiter, "filter", "going & ~self._post_check(command)", "going & False",
           with_patch(test_limits.test_the_post_check_stands_alone)),
     Guard(ERROR, CommandLimiter, "filter", "Exception", "ZeroDivisionError", trouble("exception"),
@@ -74,9 +74,9 @@ GUARDS = [
           test_limits.test_the_stop_is_as_short_as_physics_lets_it_be),
     Guard("known position", CommandLimiter, "filter", "if not all_true(self.active):", "if False:",
           test_limits.test_an_arm_that_stands_wrong_is_refused_with_the_limit_named),
-    Guard("certified rest", CommandLimiter, "reset", "if failed.any():", "if False:",
+    Guard("certified rest", CommandLimiter, "start", "if failed.any():", "if False:",
           test_limits.test_an_arm_that_stands_wrong_is_refused_with_the_limit_named),
-    Guard("readable rest", CommandLimiter, "reset", "not np.isfinite(q).all()", "False",
+    Guard("readable rest", CommandLimiter, "start", "not np.isfinite(q).all()", "False",
           test_limits.test_an_arm_that_stands_wrong_is_refused_with_the_limit_named, (*FAILS, ValueError)),
     Guard("lost commands", CommandLimiter, "heard", "np.array_equal(played, self.c[0, -1])", "True",
           partial(test_robots.test_a_policy_drives_the_arm_and_the_arm_never_aborts, 0.0, 0.05)),
@@ -162,8 +162,8 @@ GUARDS = [
 
 @pytest.mark.parametrize("guard", GUARDS, ids=[g.name for g in GUARDS])
 def test_without_it_a_test_fails(guard, monkeypatch):
-    if guard.owner is _Difference:
-        monkeypatch.setattr(_Difference, "kept", _Difference.margin, raising=False)
+    if guard.owner is JointRoom:
+        monkeypatch.setattr(JointRoom, "kept", JointRoom.margin, raising=False)
     kill(guard, monkeypatch)
 
 
@@ -181,7 +181,7 @@ def test_the_list_is_complete():
         "workspace": Box((-1.0,) * 3, (1.0,) * 3), "planes": (Plane((0.0, 0.0, 1.0), -1.0),), "energy": 5.0,
         "keep_out": (Box((2.0, 2.0, 2.0), (3.0, 3.0, 3.0)),),
     }  # fmt: skip
-    names = {INPUT, LATE, POST, ERROR}
+    names = {INPUT, OVER_BUDGET, POST, ERROR}
     for robot in profile_names():
         names |= {found.name for found in SafetyChain(load_profile(robot, **full)).limiter.limits}
     assert names <= {guard.name for guard in GUARDS}

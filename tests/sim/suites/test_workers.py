@@ -14,7 +14,7 @@ from gymnasium.spaces import Box
 from robopolicy.core.errors import ConfigError, RobopolicyError
 from robopolicy.core.types import STATE
 from robopolicy.sim.gymnasium.adapter import GymVecEnv
-from robopolicy.sim.suites.seeds import global_random, seed32
+from robopolicy.sim.suites.base import global_random, seed32
 from robopolicy.sim.suites.workers import vector_env
 
 

@@ -20,7 +20,7 @@ def beside_hole(task: str, offset: float) -> SimEnv:
     still = {"range_slide": 0.0, "range_tilt": 0.0} if task == "peg" else {}
     env = sim.make(task, 1, threads=1, hold=1000, horizon=1000, joint_noise=0.0, range_yaw=0.0, **still)
     tip = env.task.tip(env.at, env._scene()).pos
-    env.at.x.place(env.physics.qpos, tip[:, 0])
+    env.at.base.x.place(env.physics.qpos, tip[:, 0])
     env.at.y.place(env.physics.qpos, tip[:, 1] - offset)
     return env
 

@@ -1,4 +1,4 @@
-"""chunk_transformer.py: a chunk at once and step by step, nothing fed back within it, one mode each, rows alone."""
+"""chunk_transformer.py: nothing fed back within it, one mode each, rows alone."""
 
 from __future__ import annotations
 
@@ -51,17 +51,6 @@ def some(model: ChunkTransformer, rows: int, steps: int) -> tuple[torch.Tensor, 
     action = 0.2 * torch.rand(rows, steps, 2, generator=generator) - 0.1
     episode, draw = torch.rand(rows, generator=generator), torch.rand(rows, steps, generator=generator)
     return first(model, state), action, episode, draw
-
-
-@pytest.mark.parametrize("sampled", [True, False])
-def test_a_chunk_at_once_is_its_steps(sampled: bool) -> None:
-    model = small(relative([30] * 4))
-    latent, action, episode, draw = some(model, 5, 3)
-    found = model.chunk(latent, action, episode=episode, draw=draw[:, 0] if sampled else None)
-    for k in range(3):
-        latent, uncertainty = model.step(latent, action[:, k], episode=episode, draw=draw[:, k] if sampled else None)
-        torch.testing.assert_close(found.latent[:, k], latent)
-        torch.testing.assert_close(found.uncertainty[:, k], uncertainty)
 
 
 def test_a_chunk_begins_where_one_ended() -> None:
@@ -170,18 +159,10 @@ def test_in_bfloat16_it_is_the_same_model_to_its_precision() -> None:
         for layer in (member.enter, member.attention[0], member.feed[0], member.change, member.odds):
             layer.register_forward_hook(lambda _, __, out: made.append(out.dtype))
     latent, action, episode, draw = some(full, 5, 3)
-    a, b = (m.chunk(latent, action, episode=episode, draw=draw[:, 0]) for m in (full, half))
+    a, b = (m.step(latent, action[:, 0], episode=episode, draw=draw[:, 0]) for m in (full, half))
     assert made == [torch.float32, torch.bfloat16, torch.bfloat16, torch.float32, torch.float32] * 2
-    moved = (a.latent - latent[:, None])[..., : full.size].abs().max()
+    moved = (a.latent - latent)[..., : full.size].abs().max()
     assert b.latent.dtype == torch.float32 and 0 < (a.latent - b.latent)[..., : full.size].abs().max() < 0.02 * moved
-
-
-def test_a_chunk_at_once_begins_with_a_chunk() -> None:
-    model = small(walk([30]))
-    latent, action, episode, draw = some(model, 2, 3)
-    latent, _ = model.step(latent, action[:, 0], episode=episode, draw=draw[:, 0])
-    with pytest.raises(ValueError, match=r"at which a chunk begins, found \[1\.0, 1\.0\] actions taken of 3"):
-        model.chunk(latent, action, episode=episode, draw=None)
 
 
 def test_a_mixture_begins_a_chunk_and_is_consistent() -> None:
@@ -224,9 +205,11 @@ def test_a_grasp_holds_or_slips_for_the_whole_chunk() -> None:
         optimizer.step()
     action = torch.tensor([0.1, -0.1]).expand(200, 3, 2)
     draw = torch.linspace(0.001, 0.999, 200)
-    begin = first(model, torch.full((200, 2), 0.5))
-    at = model.chunk(begin, action, episode=torch.zeros(200), draw=draw).latent[..., 0] - 0.5
-    share = at / torch.tensor([0.1, 0.2, 0.3])  # [200 3]
+    latent, at = first(model, torch.full((200, 2), 0.5)), []
+    for k in range(3):
+        latent, _ = model.step(latent, action[:, k], episode=torch.zeros(200), draw=draw)
+        at.append(latent[:, 0] - 0.5)
+    share = torch.stack(at, dim=1) / torch.tensor([0.1, 0.2, 0.3])  # [200 3]
     near = (share.abs() < 0.15) | ((share - 1).abs() < 0.15)
     assert near.all(), f"between the outcomes: {share[~near.all(1)][:5].tolist()}"
     assert ((share[:, 0] > 0.5) == (share[:, 2] > 0.5)).all(), "never held first and lost then"

@@ -29,7 +29,7 @@ from robopolicy.world_models.envs.starts import starts_of
 from robopolicy.world_models.evaluation import world_model_report as report_module
 from robopolicy.world_models.evaluation.real_rollouts import roll_out
 from robopolicy.world_models.evaluation.validation import copy_last, dream, open_loop, open_loop_pictures
-from robopolicy.world_models.models import world as worlds
+from robopolicy.world_models.models import model_files
 from robopolicy.world_models.models.dynamics import History
 from robopolicy.world_models.models.image_codec import ImageCodec
 from robopolicy.world_models.models.rssm import RSSM
@@ -321,9 +321,9 @@ def test_weights_of_another_architecture_say_to_train_again(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run(tmp_path / "run", data, steps=1)
-    read = worlds.read_tensors
+    read = model_files.read_tensors
     older = lambda path: {k.replace("squares", "up"): v for k, v in read(path).items()}  # noqa: E731
-    monkeypatch.setattr(worlds, "read_tensors", older)
+    monkeypatch.setattr(model_files, "read_tensors", older)
     with pytest.raises(CheckpointError, match=r"Train it again, or use the version that wrote it \(.+\)\."):
         load_world(tmp_path / "run")
 

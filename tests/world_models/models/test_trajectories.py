@@ -234,7 +234,7 @@ def test_too_little_to_learn_from(data: Path, tmp_path: Path) -> None:
 
 
 def test_models_that_are_not_to_be_used(trained: Path, tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match="expected a run directory of `train algo=trajectories`"):
+    with pytest.raises(CheckpointError, match="Give a run directory of `train algo=trajectories`"):
         load_trajectories(tmp_path)
     source = next((trained / "checkpoints").glob("step_*")) / "trajectories"
     for name, change, message in (

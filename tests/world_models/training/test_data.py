@@ -10,11 +10,11 @@ import torch
 from robopolicy.core.errors import ConfigError, DataError, SpecError
 from robopolicy.core.types import STATE, ActionSpec
 from robopolicy.world_models.training.data import (
-    Sequences,
     WorldModelBatches,
     check_learnable,
     concatenate,
     mix,
+    sequences,
     split,
     take,
 )
@@ -23,20 +23,20 @@ from tests.world_models.point import walk
 
 def test_sequences_at_episode_ends_by_hand() -> None:
     """Episodes of 4, 1 and 2 frames; windows of 2 transitions."""
-    found = Sequences.of(walk([4, 1, 2]), 2)
-    assert found.frames.tolist() == [[0, 1, 2], [1, 2, 3], [2, 3, 3], [5, 6, 6]]
-    assert found.valid.tolist() == [[True, True], [True, True], [True, False], [True, False]]
+    frames, valid = sequences(walk([4, 1, 2]), 2)
+    assert frames.tolist() == [[0, 1, 2], [1, 2, 3], [2, 3, 3], [5, 6, 6]]
+    assert valid.tolist() == [[True, True], [True, True], [True, False], [True, False]]
 
 
 def test_every_transition_is_learned_from_as_first_step_once() -> None:
     episodes = walk([7, 3, 12])
-    found = Sequences.of(episodes, 5)
-    assert found.frames[:, 0].tolist() == [*range(6), 7, 8, *range(10, 21)]
-    assert found.valid[:, 0].all()
-    owner = episodes.episode_of[found.frames]
+    frames, valid = sequences(episodes, 5)
+    assert frames[:, 0].tolist() == [*range(6), 7, 8, *range(10, 21)]
+    assert valid[:, 0].all()
+    owner = episodes.episode_of[frames]
     assert (owner == owner[:, :1]).all(), "no window crosses an episode"
-    steps = found.frames[:, 1:] - found.frames[:, :-1]
-    assert torch.equal(steps == 1, found.valid), "valid is where the next frame is another one"
+    steps = frames[:, 1:] - frames[:, :-1]
+    assert torch.equal(steps == 1, valid), "valid is where the next frame is another one"
 
 
 def batches(mixture, **changes):

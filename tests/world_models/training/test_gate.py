@@ -26,7 +26,7 @@ from robopolicy.world_models.evaluation.imagined_evaluation import (
     crossed_bootstrap,
     evaluate_in_imagination,
 )
-from robopolicy.world_models.training.gate import Gate, Keeping, gate
+from robopolicy.world_models.training.gate import Gate, Keeping
 from tests.fakes import MemoryCheckpoints, NoTracker
 from tests.world_models.point import SPEC, at, point_env
 
@@ -97,7 +97,7 @@ def world(starts: list[list[float]] = STARTS, *, heads: int = 1, **options: Any)
 
 
 def gated(algo: Plan, env: ImaginedEnv | None = None, **options: Any) -> Gate:
-    return Gate(algo=algo, evaluation=ImaginedEvaluation.crossed(env or world(), 20), **{"patience": 0, **options})
+    return Gate(algo=algo, env=env or world(), starts=20, **{"patience": 0, **options})
 
 
 def move(algo: Plan, gain: float, lift: float = 0.0) -> None:
@@ -107,7 +107,7 @@ def move(algo: Plan, gain: float, lift: float = 0.0) -> None:
 
 def test_better_is_accepted_and_worse_is_taken_back_with_its_optimiser(tmp_path: Path, capsys: Any) -> None:
     algo = Plan([(1.0, 0.0), (-0.9, 0.0)])
-    judge = gated(algo, path=tmp_path / "gate.json")
+    judge = gated(algo, run_dir=tmp_path)
     first = judge(algo.policy, 0)
     assert first["rank"] == 0.0 and first["accepted"] == 1.0, "standing still never succeeds"
     algo.update(None, progress=0.0)  # gain 1: all of the way
@@ -188,7 +188,7 @@ def test_too_few_starts_that_the_model_has_not_seen() -> None:
     env = world()
     env.held_out = None
     with pytest.raises(ConfigError, match="does not say which starts"):
-        gate(algo=None, env=env, truth=None, run_dir=Path())
+        Gate(algo=None, env=env)
 
 
 def test_the_bootstrap_draws_members_and_starts() -> None:

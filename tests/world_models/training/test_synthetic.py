@@ -195,7 +195,7 @@ def test_a_lot_is_made_for_the_policy_as_it_is(trained: Path, tmp_path: Path) ->
     assert torch.equal(pushed.obs[STATE][0], episodes.obs[STATE][0])
     with pytest.raises(ConfigError, match=r"loop\.synthetic\.model: needs a value"):
         Synthetic(policy)
-    with pytest.raises(CheckpointError, match="expected a run directory"):
+    with pytest.raises(CheckpointError, match="expected a trajectory model"):
         Synthetic(policy, model=tmp_path)
 
 
@@ -282,9 +282,9 @@ def test_the_truth_is_where_the_task_goes_from_a_recorded_state(tmp_path: Path) 
     from compare_windows import errors, truth
 
     from robopolicy.world_models.models.windows import cut, whole
-    from robopolicy.world_models.training.fit_trajectories import load_states
+    from robopolicy.world_models.training.data import load_source
 
-    episodes = load_states(record(tmp_path / "play", episodes=20), "play")
+    episodes = load_source(record(tmp_path / "play", episodes=20), "play")
     begins = whole(episodes, 3)[::5]
     window = cut(episodes, begins, 3)
     true = truth(PointEnv(len(begins)), episodes, begins, window.action)

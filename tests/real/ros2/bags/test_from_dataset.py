@@ -13,10 +13,8 @@ import yaml
 pytest.importorskip("rclpy")
 
 from mcap.reader import make_reader
-from rclpy.serialization import deserialize_message, serialize_message
 from sensor_msgs.msg import JointState
-from std_msgs.msg import Bool, Float64, Header
-from trajectory_msgs.msg import JointTrajectory
+from std_msgs.msg import Bool, Float64
 
 from robopolicy.cli.main import invoke
 from robopolicy.core.errors import ConfigError, DataError, SpecError
@@ -29,7 +27,7 @@ from robopolicy.real.ros2 import messages
 from robopolicy.real.ros2.bags import from_dataset
 from robopolicy.real.ros2.bags.reader import Bag, bags_in, decode
 from robopolicy.real.ros2.bags.to_dataset import action_of, frames_of
-from robopolicy.real.ros2.bags.writer import BagWriter, cdr_size, definition
+from robopolicy.real.ros2.bags.writer import BagWriter
 from robopolicy.real.ros2.images import image
 from robopolicy.sim.control import GRIPPER_MEANING
 from tests.real.ros2.bags.test_to_dataset import FRONT, OPTIONS, WIRING, recorded, streams
@@ -218,30 +216,37 @@ def test_metadata_count_what_is_there(whole):
     assert about["custom_data"]["robopolicy.task"] == "go left"
 
 
-def test_schemas_spell_out_every_type():
+def test_schemas_spell_out_every_type(tmp_path):
     """As `gendeps --cat` does: the type, then all that it holds."""
-    text = definition(JointTrajectory)
-    first, *rest = text.split("=" * 80 + "\n")
+    with BagWriter(tmp_path / "bag", about={}) as bag:
+        bag.add("trajectory", 1, messages.trajectory(JOINTS, 1, np.ones((2, 7)), 4))
+    with Bag(tmp_path / "bag").files[0].open("rb") as stream:
+        (schema,) = make_reader(stream).get_summary().schemas.values()
+    first, *rest = schema.data.decode().split("=" * 80 + "\n")
     assert first == "std_msgs/Header header\nstring[] joint_names\ntrajectory_msgs/JointTrajectoryPoint[] points\n"
     heads = [r.splitlines()[0] for r in rest]
-    assert heads == [f"MSG: {n}" for n in ("std_msgs/Header", "trajectory_msgs/JointTrajectoryPoint",
-                                          "builtin_interfaces/Time", "builtin_interfaces/Duration")]  # fmt: skip
-    assert "float64[] positions\n" in rest[1] and "int32 sec\nuint32 nanosec\n" in rest[2]
+    inside = ("std_msgs/Header", "builtin_interfaces/Time", "trajectory_msgs/JointTrajectoryPoint")
+    assert heads == [f"MSG: {name}" for name in (*inside, "builtin_interfaces/Duration")]
+    assert "int32 sec\nuint32 nanosec\n" in rest[1] and "float64[] positions\n" in rest[2]
 
 
-def test_messages_end_where_their_cdr_does():
-    """By hand: stamp 8, frame_id 4 + 1, 3 to the next count; rclpy's own reader takes the cut bytes."""
-    assert cdr_size(Bool()) == 1 and cdr_size(Float64()) == 8 and cdr_size(Header(frame_id="abc")) == 8 + 4 + 4
-    empty = JointState()
-    assert cdr_size(empty) == 8 + 5 + 3 + 4 * 4
-    named = messages.joint_state(("a", "b"), 1, np.ones(2))
-    assert cdr_size(named) == (8 + 8) + (4 + 4 + 2 + 2 + 4 + 2 + 2 + 4) + 16 + 8
+def test_rclpy_reads_the_bytes_that_rosbags_writes(tmp_path):
+    """The same message, as long as its CDR and no longer."""
     point = messages.trajectory(JOINTS, 1, np.ones((2, 7)), 4)
-    for message in (empty, named, point, image(np.zeros((3, 2, 5), np.uint8), 1, WIRING.cameras[FRONT])):
-        data = serialize_message(message)[: 4 + cdr_size(message)]
-        assert deserialize_message(data, type(message)) == message
-        with pytest.raises(Exception, match=r"(?i)deserialize|fastcdr|failed"):
-            deserialize_message(data[:-1], type(message))
+    made = {
+        "a": (Bool(data=True), 1), "b": (Float64(data=0.1), 8), "c": (JointState(), 8 + 5 + 3 + 4 * 4),
+        "d": (messages.joint_state(("a", "b"), 1, np.ones(2)), 16 + 24 + 16 + 8), "e": (point, None),
+        "f": (image(np.zeros((3, 2, 5), np.uint8), 1, WIRING.cameras[FRONT]), None),
+    }  # fmt: skip
+    with BagWriter(tmp_path / "bag", about={}) as bag:
+        for k, (topic, (message, _)) in enumerate(made.items()):
+            bag.add(topic, k, message)
+    for item in Bag(tmp_path / "bag").items([f"/{topic}" for topic in made]):
+        message, size = made[item.topic[1:]]
+        assert decode(item, type(message)) == message
+        assert size is None or len(item.data) == 4 + size, item.topic
+        with pytest.raises(DataError):
+            decode(item._replace(data=item.data[:-1]), type(message))
 
 
 def test_a_bag_that_failed_half_way_is_not_there(whole, tmp_path, monkeypatch):

@@ -332,11 +332,13 @@ def test_damage_is_named(tmp_path):
         Bag(folder)
     text = (folder / "metadata.yaml").read_text()
     (folder / "metadata.yaml").write_text(text.replace("bag_0.mcap", "bag_0.mcap.zstd"))
-    with pytest.raises(DataError, match="compressed file by file"):
+    with pytest.raises(DataError, match=r"bag_0\.mcap\.zstd: expected .*\.mcap"):
         Bag(folder)
-    (folder / "metadata.yaml").write_text(text.replace("storage_identifier: mcap", "storage_identifier: tape"))
-    with pytest.raises(DataError, match="storage 'tape'; mcap and sqlite3 are read"):
-        Bag(folder)
+    file = (folder / "bag_0.mcap.zstd").rename(folder / "bag_0.tape")
+    for path in (folder, file):  # named by its metadata, and by the user
+        (folder / "metadata.yaml").write_text(text.replace("bag_0.mcap", "bag_0.tape"))
+        with pytest.raises(DataError, match=r"bag_0\.tape: expected"):
+            Bag(path)
     (folder / "metadata.yaml").write_text("[")
     with pytest.raises(DataError, match=r"metadata\.yaml"):
         Bag(folder)

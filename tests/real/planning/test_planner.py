@@ -7,8 +7,7 @@ import threading
 import numpy as np
 import pytest
 
-from robopolicy.real.planning.planner import InlineRunner, PlanningError
-from robopolicy.real.planning.thread_planner import ThreadRunner
+from robopolicy.real.planning.planner import InlineRunner, PlanningError, ThreadRunner
 
 NOW = 1.0
 

@@ -1,0 +1,115 @@
+"""Share what suites have in common: guarded imports, seeds of 32 bits, one env with success, and experts."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import gymnasium
+import numpy as np
+
+from robopolicy.core.errors import ConfigError, closest
+from robopolicy.sim.gymnasium.adapter import GymVecEnv
+from robopolicy.sim.gymnasium.info_columns import flag
+from robopolicy.utils import suite_packages
+
+_LOW = 40  # bits of an episode's number within its split (robopolicy.core.rng.episode_seeds)
+
+
+@contextlib.contextmanager
+def needs(suite: str) -> Iterator[None]:
+    """Guard the imports of a suite: a missing package is named with the command that installs it.
+
+    Args:
+        suite: a key of `robopolicy.utils.suite_packages.PACKAGES`.
+
+    Raises:
+        ConfigError: it is not installed, does not fit what is beside it, or does not load.
+    """
+    suite_packages.require(suite)
+    try:
+        yield
+    except Exception as error:  # any error of another version at import
+        raise suite_packages.broken(suite, error) from error
+
+
+def seed32(seed: int) -> int:
+    """Return a seed in [0, 2³²): the split in the upper two bits, the episode's number in the others.
+
+    So the training, validation and test episodes of a suite stay disjoint; two episodes of one split coincide with a
+    chance of 2⁻³⁰.
+    """
+    number = seed & ((1 << _LOW) - 1)
+    return (((seed >> _LOW) & 3) << 30) | ((number ^ (number >> 30)) & ((1 << 30) - 1))
+
+
+@contextlib.contextmanager
+def global_random(seed: int) -> Iterator[None]:
+    """Seed NumPy's and Python's global generators inside the block, and restore them after it."""
+    numpy_state, python_state = np.random.get_state(), random.getstate()  # noqa: NPY002  theirs, not ours
+    np.random.seed(seed32(seed))  # noqa: NPY002
+    random.seed(seed)
+    try:
+        yield
+    finally:
+        np.random.set_state(numpy_state)  # noqa: NPY002
+        random.setstate(python_state)
+
+
+def check_task(name: str, names: Iterable[str], suite: str) -> None:
+    """Raise ConfigError unless `name` is one of `names`."""
+    if name not in (names := list(names)):
+        raise ConfigError(f"task.name={name!r}: {suite} has no such task here. {closest(name, names)}")
+
+
+def steps_of(horizon: int | None, default: int | None, most: int | None = None) -> int:
+    """Return the steps to truncation: `horizon`, or `default` where it is None.
+
+    Raises:
+        ConfigError: fewer than 1, more than `most`, or neither is given.
+    """
+    steps = default if horizon is None else horizon
+    if not steps or steps < 1 or (most and steps > most):
+        raise ConfigError(f"task.horizon: expected 1 to {most or 'any number of'} steps, found {steps}")
+    return steps
+
+
+class SuiteEnv(gymnasium.Env):
+    """Base class of one task, in which an episode is a function of its seed. Success ends it and is its reward.
+
+    Subclasses set `inner`, the suite's env, and the spaces.
+    """
+
+    metadata = {"render_modes": [], "render_fps": 20}  # noqa: RUF012  as Gymnasium has it
+    inner: Any
+
+    def act(self, action: Any) -> tuple[Any, Any]:
+        """Step `inner`; return the observation, and success as the suite tells it."""
+        raise NotImplementedError
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        """Raises SpecError where the suite's success is neither true nor false."""
+        obs, told = self.act(action)
+        success = flag(told, "success")
+        return obs, float(success), success, False, {"success": success}
+
+    def close(self) -> None:
+        self.inner.close()
+
+
+class ExpertVecEnv(GymVecEnv):
+    """N copies of a task that has a scripted expert.
+
+    Args:
+        expert: makes it from the action's meaning, N and `expert_noise`.
+    """
+
+    def __init__(self, env: gymnasium.vector.VectorEnv, *, expert: Callable[..., Any], **how: Any) -> None:
+        super().__init__(env, **how)
+        self._expert = expert
+
+    def make_expert(self, *, expert_noise: float = 0.0) -> Any:
+        """Return the scripted policy of this task."""
+        return self._expert(self.spec.action, self.num_envs, expert_noise=expert_noise)
