@@ -11,7 +11,8 @@
 #   bench  dev + the stacks it is measured against, and the heavy suites (ManiSkill with Vulkan on the CPU, robosuite,
 #          LIBERO, LeRobot's extras)
 #   --force: put .venv right even if it looks up to date
-#   --cpu: PyTorch without CUDA, from PyTorch's own index: 2 GB of disk instead of 6. Core alone; .venv stays so.
+#   --cpu: PyTorch without CUDA, from PyTorch's own index, and no wandb: 2 GB of disk instead of 6. Core alone; .venv
+#          stays so.
 #
 # 1. system packages for off-screen rendering and video, through apt (sudo only where needed)
 # 2. uv: one that works, else a pinned one under .tools/

@@ -165,9 +165,10 @@ def test_lock_sets_are_nested() -> None:
 
 def test_core_without_cuda_is_core_but_for_pytorch() -> None:
     core, cpu = pins("core"), pins("core-cpu")
-    unneeded = {"cmake", "opencv-python-headless", "torchcodec"}  # scripts/lock.sh says why
+    unneeded = {"cmake", "torchcodec"}  # scripts/lock.sh says why
+    wandb = {"wandb", "sentry-sdk", "gitpython", "gitdb", "smmap", "platformdirs", "protobuf"}
     cuda = {name for name in core if name.startswith(("nvidia-", "cuda-")) or name == "triton"}
-    assert set(core) - set(cpu) == cuda | unneeded and not set(cpu) - set(core)
+    assert set(core) - set(cpu) == cuda | unneeded | wandb and not set(cpu) - set(core)
     changed = {name for name in cpu if cpu[name] != core[name]}
     assert changed == set(pins("cpu")) == {"torch", "torchvision"}
     assert all(cpu[name] == pins("cpu")[name] == f"{core[name]}+cpu" for name in changed)
