@@ -64,7 +64,9 @@ class Failed(Exception):
 
 def small(words: Sequence[str], keys: Mapping[str, object]) -> list[str]:
     """The words of a command with the values of `SMALL`; `keys` are those of its composed config."""
-    short = {k: v for k, v in SMALL.get(words[1], {}).items() if larger(keys.get(k), v)}
+    short = {k: v for k, v in SMALL.get(words[1], {}).items() if k in keys and larger(keys[k], v)}
+    if words[1] in SMALL and keys.get("episodes", 0) is None:  # as many as the task says
+        short["episodes"] = SMALL[words[1]]["episodes"]
     for word in words:
         short |= MORE.get(word, {})
     kept = [w for w in words if w.split("=")[0] not in short]

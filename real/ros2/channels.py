@@ -1,4 +1,4 @@
-"""The topics in a wiring, as they are checked."""
+"""The topics in a wiring: their keys, types and ranges, by which a file is checked."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ class OutputTopic(Topic):
     timeout_s: float = 0.0
 
     def problems(self, *, tick_s: float, lead_ticks: int, echoed: bool) -> Iterator[str]:
-        """Name what does not fit the other topics and times of the driver.
+        """Name contradictions to the other topics and times of the driver, one sentence each.
 
         Args:
             echoed: the driver says what it plays.

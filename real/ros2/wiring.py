@@ -59,7 +59,7 @@ _Short = Annotated[float, pydantic.Field(ge=0.0, le=0.1)]
 
 
 @pydantic.with_config(STRICT)
-class _File(TypedDict):
+class WiringFile(TypedDict):
     """A wiring file. All keys must be given; null stands for a topic that the robot lacks."""
 
     limits: str
@@ -146,7 +146,7 @@ def load_wiring(name: str) -> Wiring:
 
 def parse(data: Any, where: str = "wiring") -> Wiring:
     """Build a wiring from YAML values, checked; see `load_wiring`."""
-    found: Any = checked(_File, data, where, error=WiringError)
+    found: Any = checked(WiringFile, data, where, error=WiringError)
     wiring = Wiring(**{**found, "joints": tuple(found["joints"].values())})
     for problem in _problems(wiring, list(found["joints"])):
         raise WiringError(f"{where}: {problem}")
@@ -172,11 +172,11 @@ def _problems(wiring: Wiring, joints: list[str]) -> Iterator[str]:
     echoed = wiring.topics["joint_commands"] is not None
     for why in wiring.output.problems(tick_s=wiring.tick_s, lead_ticks=wiring.lead_ticks, echoed=echoed):
         yield f"topics.trajectory: {why}"
-    yield from _deaf_watchdogs(wiring)
+    yield from _watchdog_problems(wiring)
 
 
-def _deaf_watchdogs(wiring: Wiring) -> Iterator[str]:
-    """Name watchdogs that never bark, or bark between two messages that are on time."""
+def _watchdog_problems(wiring: Wiring) -> Iterator[str]:
+    """Name watchdogs that never fire, or that fire between two messages that are on time."""
     watched = {dog: {f"topics.{role}": wiring.topics[role] for role in roles} for dog, roles in WATCHED.items()}
     watched["images"] = {f"cameras.{key}": way for key, way in wiring.cameras.items()}
     for dog, ways in watched.items():

@@ -14,13 +14,6 @@ from robopolicy.real.safety.profile import Profile, load_profile, profile_names
 from robopolicy.real.safety.settings import Settings
 
 __all__ = [
-    "CommandLimiter",
-    "Decision",
-    "Mode",
-    "Profile",
-    "SafetyChain",
-    "SafetyError",
-    "Settings",
-    "load_profile",
+    "CommandLimiter", "Decision", "Mode", "Profile", "SafetyChain", "SafetyError", "Settings", "load_profile",
     "profile_names",
 ]  # fmt: skip

@@ -32,7 +32,6 @@ class Body:
         self.radius = np.array([c.radius for c in capsules])  # [C] m
         self.sphere_radius = np.array([radius for *_, radius in spheres])
         self.spheres, self.tcp = slice(2 * size, 2 * size + len(spheres)), len(links) - 1
-
         self.scene = np.array([i for i, c in enumerate(capsules) if c.scene], dtype=np.int64)  # keep off the scene
         self.tcp_reach = self.reach[self.tcp]  # [n] m
         # [2 P] capsules that are kept apart, the one nearer to the base first.

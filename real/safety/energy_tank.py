@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -24,7 +23,6 @@ from robopolicy.real.safety.path import Here, Inequalities, Path
 from robopolicy.real.safety.settings import Settings
 
 
-@dataclass(eq=False)
 class EnergyTank:
     """Bound the energy that one arm can give away.
 
@@ -33,13 +31,10 @@ class EnergyTank:
         stiffness: N·m/rad, of contacts in joint space, at most: torques grow by no more per radian of way.
     """
 
-    capacity: float
-    stiffness: float = 1000.0
-    name: str = "energy"
-    energy: float = field(init=False)  # J
+    name = "energy"
 
-    def __post_init__(self) -> None:
-        self.energy = self.capacity
+    def __init__(self, capacity: float, stiffness: float = 1000.0) -> None:
+        self.capacity, self.stiffness, self.energy = capacity, stiffness, capacity
         self._q: Array | None = None
         self._torque: Array | None = None
 

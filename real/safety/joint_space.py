@@ -70,7 +70,7 @@ def _difference(c: Array, difference: Array, ticks: Ints, order: int, dt: float,
 
 @dataclass(frozen=True, eq=False)
 class JointRoom:
-    """Limit of one kind: size of numbers, |n-th difference / dtⁿ| of control points from the newest command on."""
+    """Keep one room of `JointSpace` ≥ 0, from the newest command on: size of numbers, ends of joints, or a rate."""
 
     space: JointSpace
     kind: int  # row of `JointSpace.rooms`

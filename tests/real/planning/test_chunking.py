@@ -111,7 +111,7 @@ def test_the_forecast_follows_what_is_measured():
     for seconds, steps in ((0.05, 1), (0.16, 3), (0.0, 3), (0.0, 3), (0.0, 0), (9.0, 4)):
         delays.measured(seconds)
         assert delays.steps == steps
-    delays.reset()
+    delays.start()
     assert delays.steps == 0
 
 

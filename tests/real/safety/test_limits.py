@@ -218,7 +218,7 @@ def test_a_limiter_that_starts_again_is_like_a_new_one():
     for _ in range(120):
         used.filter(home(profile)[None] + np.array([0.5, 0.3, 0, 0, 0, 0, 0]))
     assert used.search.near and used.search.first
-    used.reset(home(profile)[None])
+    used.start(home(profile)[None])
     for name, value in new.state_dict().items():
         if name not in ("last", "stop"):  # of which nothing is read before it is written
             assert np.array_equal(used.state_dict()[name], value), name
@@ -277,7 +277,7 @@ def test_an_arm_that_stands_wrong_is_refused_with_the_limit_named():
     limiter = CommandLimiter(load_profile("panda", workspace=Box((0.0, 0.5, 0.0), (0.1, 0.6, 0.1))))
     with pytest.raises(SafetyError, match="workspace"):
         limiter.start(home(limiter.profile)[None])
-    with pytest.raises(SafetyError, match="reset"):
+    with pytest.raises(SafetyError, match="start"):
         limiter.filter(home(limiter.profile)[None])
     with pytest.raises(SafetyError, match="finite joint angles"):
         limiter.start(np.full((1, 7), np.nan))
