@@ -37,7 +37,8 @@ FOLDERS = ("robopolicy", "sim", "real", "world_models", "configs")
 MODULE, FUNCTION = 250, 60  # lines
 ROOMS = (  # a room may import those before it, and itself
     "core", "utils", "config", "datasets", "networks", "policies", "envs", "buffers", "runs", "evaluation", "algos",
-    "reporting", "training", "doctor", "sim", "world_models", "real", "cli", "lerobot_plugin",
+    "reporting", "training", "doctor", "sim", "world_models", "real", "cli", "api",
+    "lerobot_plugin",
 )  # fmt: skip
 KEPT = {("sim/arm.py", "hand"), ("sim/suites/metaworld.py", "hand")}  # the hand of a robot
 WORDS = frozenset((  # private words that the field's have replaced, as names anywhere

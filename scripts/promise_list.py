@@ -44,6 +44,7 @@ NOT_RUN: tuple[tuple[str, str], ...] = (  # (pattern of the text, why nothing is
     (r"^pip install", "asks a package index"),
     (r"^python -m lerobot\.scripts\.convert_dataset", "LeRobot's own, for a dataset of an older format"),
     (r"^python -m pytest", "CI runs the tests"),
+    (r"^python -m mkdocs", "CI builds the site; `serve` runs until Ctrl-C"),
 )
 
 

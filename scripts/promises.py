@@ -125,8 +125,8 @@ class Keeper:
         box = self.box()
         said = subprocess.run(["robopolicy", "--help"], env=self.wheel.env, capture_output=True, text=True, check=True)
         verbs = re.findall(r"^  ([a-z]+(?: [a-z]+)?)  ", said.stdout, re.MULTILINE)
-        table = re.findall(r"^\| `([a-z ]+)` \|", (ROOT / "README.md").read_text(), re.MULTILINE)
-        self.judge("README.md: its table of verbs", " ".join(sorted(set(verbs) ^ set(table))))
+        table = re.findall(r"^\| `([a-z ]+)` \|", (ROOT / "docs" / "commands.md").read_text(), re.MULTILINE)
+        self.judge("docs/commands.md: its table of verbs", " ".join(sorted(set(verbs) ^ set(table))))
         page = (ROOT / "docs" / "bring_your_own" / "gym_env.md").read_text()
         ids = dict.fromkeys(re.findall(r"[\w.]+:robopolicy/\w+-v\d+", page))
         for command in (

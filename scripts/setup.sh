@@ -2,6 +2,7 @@
 # Make .venv ready to use, installing whatever is missing. Quick when nothing is.
 #
 #   ./scripts/setup.sh [--force] [core|ros|suites|dev|bench]
+#   ./scripts/setup.sh [--force] --cpu core
 #
 #   core   what robopolicy needs (default)
 #   ros    core + the ROS 2 node
@@ -10,6 +11,8 @@
 #   bench  dev + the stacks it is measured against, and the heavy suites (ManiSkill with Vulkan on the CPU, robosuite,
 #          LIBERO, LeRobot's extras)
 #   --force: put .venv right even if it looks up to date
+#   --cpu: PyTorch without CUDA, from PyTorch's own index, and no wandb: 2 GB of disk instead of 6. Core alone; .venv
+#          stays so.
 #
 # 1. system packages for off-screen rendering and video, through apt (sudo only where needed)
 # 2. uv: one that works, else a pinned one under .tools/
@@ -34,7 +37,7 @@ rank() { # rank SET: its place in SETS, 0 where it is not one
     local i=0 name
     for name in $SETS; do
         i=$((i + 1))
-        [[ $name != "$1" ]] || { echo "$i" && return; }
+        [[ $name != "${1%-cpu}" ]] || { echo "$i" && return; }
     done
     echo 0
 }
@@ -206,7 +209,7 @@ find_python() { # a Python 3.12 that runs, on PATH or where version managers kee
 
 # ---- .venv -----------------------------------------------------------------------------------------------------
 
-stamp=.venv/.robopolicy-setup # "SET DIGEST" of the last set-up that finished
+stamp=.venv/.robopolicy-setup # "SET DIGEST" of the last set-up that finished; core-cpu is a SET too
 
 digest() { cat pyproject.toml .python-version requirements/"$1".txt requirements/build.txt | sha256sum | cut -d ' ' -f 1; }
 
@@ -216,36 +219,58 @@ up_to_date() {
     [[ $(rank "$done_set") -ge $(rank "$set") && $done_digest == "$(digest "$done_set")" ]] && works .venv/bin/python -c ''
 }
 
+check_cuda() { # one .venv has PyTorch with CUDA or without, never a mixture
+    local done_set
+    read -r done_set _ 2>/dev/null <"$stamp" || return 0
+    if [[ $set == core-cpu && $done_set != core-cpu ]]; then
+        die ".venv has PyTorch with CUDA. To change that: rm -r .venv, then run this again"
+    elif [[ $set != core && $set != core-cpu && $done_set == core-cpu ]]; then
+        die ".venv has PyTorch without CUDA, and the set $set needs the other. To change that: rm -r .venv, then run this again"
+    fi
+}
+
 make_venv() {
-    local uv python done_set free quiet=()
+    local uv python done_set free quiet=() how=() size="3 GB to download" disk=7
     uv=$(find_uv) || { install_uv && uv=.tools/bin/uv; }
-    if read -r done_set _ 2>/dev/null <"$stamp" && [[ $(rank "$done_set") -gt $(rank "$set") ]]; then
+    if read -r done_set _ 2>/dev/null <"$stamp" && [[ $(rank "$done_set") -ge $(rank "$set") ]]; then
         set=$done_set # never take away what is there
+    fi
+    if [[ $set == core-cpu ]]; then
+        how=(--no-deps --torch-backend cpu) size="0.6 GB to download" disk=2
     fi
     if ! works .venv/bin/python -c 'import sys; assert sys.version_info[:2] == (3, 12)'; then
         free=$(df -Pk . | awk 'NR == 2 { print int($4 / 1048576) }')
-        [[ $free -ge 10 ]] || say "only $free GiB free here; the environment takes about 7 (its download cache shares the space where both are on one disk)"
+        [[ $free -ge $((disk + 3)) ]] || say "only $free GiB free here; the environment takes about $disk (its download cache shares the space where both are on one disk)"
         python=$(find_python) || exit 1
         say "making .venv with $("$python" --version)"
         "$uv" venv --quiet --clear --python "$python" --prompt robopolicy .venv
     fi
-    say "installing requirements/$set.txt into .venv (the first time, about 3 GB to download)"
+    say "installing requirements/$set.txt into .venv (the first time, about $size)"
     [[ -t 2 ]] || quiet=(--quiet) # progress bars are for people
     export UV_HTTP_TIMEOUT=${UV_HTTP_TIMEOUT:-300} VIRTUAL_ENV=$PWD/.venv
     unset CONDA_PREFIX UV_SYSTEM_PYTHON UV_PYTHON
     rm -f "$stamp"
-    "$uv" pip install "${quiet[@]}" --require-hashes --build-constraints requirements/build.txt -r "requirements/$set.txt"
+    "$uv" pip install "${quiet[@]}" --require-hashes "${how[@]}" --build-constraints requirements/build.txt \
+        -r "requirements/$set.txt"
     "$uv" pip install "${quiet[@]}" --no-deps --build-constraints requirements/build.txt --editable .
     echo "$set $(digest "$set")" >"$stamp"
 }
 
-force=false
-if [[ ${1:-} == --force ]]; then
-    force=true
+force=false cpu=false usage="usage: $0 [--force] [${SETS// /|}], or $0 [--force] --cpu core"
+while [[ ${1:-} == --* ]]; do
+    case $1 in
+    --force) force=true ;;
+    --cpu) cpu=true ;;
+    *) die "$usage" ;;
+    esac
     shift
-fi
+done
 set=${1:-core}
-[[ $# -le 1 && $(rank "$set") -gt 0 ]] || die "usage: $0 [--force] [${SETS// /|}]"
+[[ $# -le 1 && $set != *-cpu && $(rank "$set") -gt 0 ]] || die "$usage"
+if $cpu; then
+    [[ $set == core ]] || die "--cpu: got the set $set, and PyTorch without CUDA is offered with core alone. Leave --cpu away"
+    set=core-cpu
+fi
 [[ $(uname -s) == Linux ]] || die "only Linux is supported (Debian 12, Ubuntu 24.04 and their like)"
 
 mkdir -p .tools && echo '*' >.tools/.gitignore
@@ -254,6 +279,7 @@ if works flock --version; then
     flock -n 9 || { say "waiting for another set-up of this checkout" && flock 9; }
 fi
 
+check_cuda
 system_packages "$set"
 if ! $force && up_to_date; then
     exit 0

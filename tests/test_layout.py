@@ -18,8 +18,11 @@ from scripts import house_shape
 ROOT = Path(__file__).parents[1]
 LINKED = ("sim", "world_models", "real", "configs")
 PACKAGES = ("robopolicy", *LINKED)
-FOLDERS = {*PACKAGES, "tests", "scripts", "docs", "requirements", ".ci"}
-FILES = {"pyproject.toml", "README.md", "LICENSE", ".python-version", ".gitignore", ".gitattributes", "CITATION.cff"}
+FOLDERS = {*PACKAGES, "tests", "scripts", "docs", "examples", "requirements", ".ci", ".github"}
+FILES = {
+    "pyproject.toml", "README.md", "LICENSE", "CONTRIBUTING.md", "CHANGELOG.md", "CITATION.cff", "mkdocs.yml",
+    ".python-version", ".gitignore", ".gitattributes",
+}  # fmt: skip
 LOCKS = ("core", "ros", "suites", "dev", "bench")  # nested
 
 
@@ -143,7 +146,7 @@ def pins(name: str) -> dict[str, str]:
     return {requirement.name: str(requirement.specifier) for requirement in found}
 
 
-@pytest.mark.parametrize("name", [*LOCKS, "build", "uv"])
+@pytest.mark.parametrize("name", [*LOCKS, "core-cpu", "cpu", "build", "uv"])
 def test_locks_are_hashed_and_name_no_address(name: str) -> None:
     text = "\n".join(lock(name))
     assert "://" not in text
@@ -158,6 +161,17 @@ def test_lock_sets_are_nested() -> None:
     for smaller, larger in zip(LOCKS, LOCKS[1:], strict=False):
         assert pins(smaller).items() <= pins(larger).items()
     assert pins("dev")["uv"] == pins("uv")["uv"]
+
+
+def test_core_without_cuda_is_core_but_for_pytorch() -> None:
+    core, cpu = pins("core"), pins("core-cpu")
+    unneeded = {"cmake", "torchcodec"}  # scripts/lock.sh says why
+    wandb = {"wandb", "sentry-sdk", "gitpython", "gitdb", "smmap", "platformdirs", "protobuf"}
+    cuda = {name for name in core if name.startswith(("nvidia-", "cuda-")) or name == "triton"}
+    assert set(core) - set(cpu) == cuda | unneeded | wandb and not set(cpu) - set(core)
+    changed = {name for name in cpu if cpu[name] != core[name]}
+    assert changed == set(pins("cpu")) == {"torch", "torchvision"}
+    assert all(cpu[name] == pins("cpu")[name] == f"{core[name]}+cpu" for name in changed)
 
 
 def test_locks_cover_the_project() -> None:

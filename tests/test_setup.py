@@ -105,6 +105,33 @@ def test_larger_sets_are_added_and_stay(checkout: Checkout) -> None:
     assert installs(checkout.calls())[0].endswith("requirements/dev.txt")
 
 
+def test_without_cuda(checkout: Checkout) -> None:
+    done = checkout.setup("--cpu", "core")
+    assert done.returncode == 0, done.stderr
+    locked, editable = installs(checkout.calls())
+    assert "--require-hashes --no-deps --torch-backend cpu" in locked and locked.endswith("requirements/core-cpu.txt")
+    assert "--no-deps" in editable
+    assert checkout.setup("core").returncode == checkout.setup().returncode == 0
+    assert installs(checkout.calls()) == [], "what runs set-up again leaves PyTorch as it is"
+    lock = checkout.root / "requirements" / "core-cpu.txt"
+    lock.write_text(lock.read_text() + "# changed\n")
+    checkout.setup()
+    assert installs(checkout.calls())[0].endswith("requirements/core-cpu.txt")
+
+
+def test_pytorch_with_and_without_cuda_do_not_mix(checkout: Checkout) -> None:
+    for wrong in (("--cpu", "dev"), ("core-cpu",), ("--gpu", "core")):
+        assert checkout.setup(*wrong).returncode != 0
+    assert installs(checkout.calls()) == []
+    for first, second in ((("--cpu", "core"), ("dev",)), (("core",), ("--cpu", "core"))):
+        shutil.rmtree(checkout.root / ".venv", ignore_errors=True)
+        assert checkout.setup(*first).returncode == 0
+        checkout.calls()
+        refused = checkout.setup(*second)
+        assert refused.returncode != 0 and "rm -r .venv" in refused.stderr
+        assert installs(checkout.calls()) == []
+
+
 def test_force(checkout: Checkout) -> None:
     checkout.setup()
     checkout.calls()

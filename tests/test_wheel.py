@@ -85,11 +85,12 @@ def test_runs_from_the_wheel_alone(bin: Path, tmp_path: Path) -> None:
 
 
 def test_every_verb_explains_itself(bin: Path, tmp_path: Path) -> None:
-    """`robopolicy --help` lists README's verbs, and each has help: configs are found from the wheel."""
+    """`robopolicy --help` lists the verbs of docs/commands.md, and each has help: configs are found from the wheel."""
     said = run(bin / "robopolicy", "--help", cwd=tmp_path)
     assert said == run(bin / "python", "-m", "robopolicy", "--help", cwd=tmp_path)
     verbs = re.findall(r"^  ([a-z]+(?: [a-z]+)?)  ", said, re.MULTILINE)
-    assert sorted(verbs) == sorted(re.findall(r"^\| `([a-z ]+)` \|", (ROOT / "README.md").read_text(), re.MULTILINE))
+    page = (ROOT / "docs" / "commands.md").read_text()
+    assert sorted(verbs) == sorted(re.findall(r"^\| `([a-z ]+)` \|", page, re.MULTILINE))
     each = "[main([*verb.split(), '--help']) for verb in sys.argv[1:]]"
     code = f"import sys; from robopolicy.cli.main import main; sys.exit(any({each}))"
     helped = run(bin / "python", "-c", code, *verbs, cwd=tmp_path)

@@ -152,5 +152,5 @@ def not_claimed(profile: Profile) -> list[str]:
         return []
     return [
         "scene: neither `workspace` nor `planes` is set: the limits keep the arm off itself and nothing else, neither "
-        "a table nor a wall nor a person. Set them among the safety settings (docs/deployment.md)"
+        "a table nor a wall nor a person. Set them among the safety settings (docs/safety.md)"
     ]

@@ -51,7 +51,8 @@ def compose(
     """Return the resolved config of a verb in plain dicts and lists, checked against all constructors that it names.
 
     Args:
-        settings: top-level keys given as Python values, not as text; None leaves the default. Paths become strings.
+        settings: keys given as Python values, not as text, e.g. {"loop.steps": 10}; None leaves the default. Paths
+            become strings.
         config_dirs: further folders with groups of the user's own, e.g. <dir>/task/mine.yaml for `task=mine`.
         checked: False composes only; for help texts.
 
@@ -63,7 +64,7 @@ def compose(
         config = hydra.compose(verb.file, [o.text for o in chosen] + [forced(o) for o in values])
         for key, value in (settings or {}).items():
             if value is not None:
-                config[key] = str(value) if isinstance(value, Path) else plain(value)
+                _put(config, key.split("."), str(value) if isinstance(value, Path) else plain(value))
         if checked:
             _check_roots(config, known=hydra.keys(verb.file))
     if checked:
@@ -107,6 +108,15 @@ def summary(file: Path) -> str:
         if not line.startswith("# @package"):
             lines.append(line.lstrip("# "))
     return re.split(r"(?<=\.)\s", " ".join(lines))[0]
+
+
+def _put(config: dict[str, Any], keys: list[str], value: Any) -> None:
+    """Set a nested key; a parent that holds no mapping becomes one."""
+    for key in keys[:-1]:
+        if not isinstance(config.get(key), dict):
+            config[key] = {}
+        config = config[key]
+    config[keys[-1]] = value
 
 
 def _check_roots(config: Mapping[str, Any], known: set[str]) -> None:

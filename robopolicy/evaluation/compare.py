@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from html import escape
 from pathlib import Path
 from typing import Any
 
 from robopolicy.core.errors import DataError
-from robopolicy.evaluation.episode_table import EpisodeTable
+from robopolicy.evaluation.episode_table import EpisodeTable, rates_html
 from robopolicy.evaluation.statistics import Interval, Pairs, holm, mcnemar, paired_difference
 from robopolicy.utils.atomic import write_atomically
 
@@ -59,6 +60,17 @@ class Comparison:
             f"  exact McNemar p = {format_p(self.p_value)}: {self.verdict}",
         ]
         return "\n".join(lines)
+
+    __repr__ = text
+
+    def _repr_html_(self) -> str:
+        """Return both success rates with their intervals, the difference and the verdict, for a notebook."""
+        d, n = self.difference, self.pairs.total
+        rates = [(self.a, self.rate_a, n), (self.b, self.rate_b, n)]
+        table = rates_html(rates, caption=f"{self.env}, paired episodes", level=_LEVEL)
+        points = f"{100 * d.value:+.1f} points ({100 * d.low:+.1f} to {100 * d.high:+.1f}, Tango)"
+        text = f"{self.b} − {self.a}: {points}; exact McNemar p = {format_p(self.p_value)}: {self.verdict}"
+        return f"{table}<p>{escape(text)}</p>"
 
     def to_dict(self) -> dict[str, Any]:
         """JSON values; rates and differences as fractions."""

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from html import escape
 from pathlib import Path
 
 import pandas as pd
@@ -39,7 +40,7 @@ _LARGEST, _MOST = 2**28, 10**7  # bytes and rows of a file
 _SPLITS = ("train", "validation", "test")
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class EpisodeTable:
     """Episodes in the order of their seeds. A diverged episode (physics went non-finite) counts as a failure.
 
@@ -68,6 +69,18 @@ class EpisodeTable:
 
     def __len__(self) -> int:
         return len(self.frame)
+
+    def __repr__(self) -> str:
+        return f"EpisodeTable({', '.join(dict.fromkeys(self.frame['env']))}: {self.summary()})"
+
+    def _repr_html_(self) -> str:
+        """Return the success rates with their intervals for a notebook: of all episodes, and of each instruction."""
+        rates = {"all": self.success_rate(), **(found if len(found := self.by_task()) > 1 else {})}
+        counts = {**self.frame["task"].value_counts(), "all": len(self)}
+        return rates_html(
+            [(task, rate, counts[task]) for task, rate in rates.items()],
+            caption=f"{', '.join(dict.fromkeys(self.frame['env']))}, {self.split} seeds",
+        )
 
     @property
     def commits(self) -> list[str]:
@@ -184,6 +197,17 @@ class EpisodeTable:
     def concat(cls, parts: Sequence[EpisodeTable]) -> EpisodeTable:
         """Rows of disjoint seeds as one."""
         return cls(pd.concat([part.frame for part in parts], ignore_index=True))
+
+
+def rates_html(rows: Iterable[tuple[str, Interval, int]], *, caption: str, level: float = 0.95) -> str:
+    """Return an HTML table of (name, success rate with its interval of `level`, episodes)."""
+    body = "".join(
+        f"<tr><td>{escape(name)}</td><td>{100 * rate.value:.1f}%</td><td>{100 * rate.low:.1f}–{100 * rate.high:.1f}%"
+        f"</td><td>{episodes}</td></tr>"
+        for name, rate, episodes in rows
+    )
+    head = f"<tr><th></th><th>success</th><th>{100 * level:g}% interval</th><th>episodes</th></tr>"
+    return f"<table><caption>{escape(caption)}</caption>{head}{body}</table>"
 
 
 def _check_kinds(frame: pd.DataFrame) -> None:

@@ -1,4 +1,4 @@
-"""Learning curves of runs, from what they logged."""
+"""Learning curves of runs, from what they logged, and success rates of their evaluations."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from itertools import batched, cycle
 
-from robopolicy.reporting.plots import Series, line_chart
-from robopolicy.reporting.run_reader import Run, is_finite
+from robopolicy.reporting.plots import Series, Whisker, line_chart
+from robopolicy.reporting.run_reader import Evaluation, Run, is_finite
 
 _MAX_POINTS = 400
 _COLOURS = ("c1", "c2", "c3", "c4", "c5", "c0")
@@ -23,6 +23,18 @@ def learning_curves(runs: Sequence[Run], base: tuple[float, str] | None = None) 
         if any(len(s.x) > 1 for s in series):
             charts.append(line_chart(series, title=f"Success by {label}", x_label=label, share=True, marks=marks))
     return charts
+
+
+def success_intervals(evaluations: Sequence[Evaluation], reference: Evaluation | None = None) -> list[Whisker]:
+    """Return the success rate of each evaluation with its Wilson interval; `reference` has a colour of its own."""
+    rows = []
+    for e in evaluations:
+        rate = e.rows.success_rate()
+        said = e.rows.split == "test" or e.name.endswith(e.rows.split)
+        name = e.name if said else f"{e.name} ({e.rows.split} seeds)"
+        colour = "c0" if e is reference else "c1"
+        rows.append(Whisker(name, *rate, f"{100 * rate.value:.1f}%  n = {len(e.rows)}", colour))
+    return rows
 
 
 def _success(run: Run, x: str, colour: str) -> Series | None:

@@ -12,7 +12,7 @@ from robopolicy.core.errors import DataError
 from robopolicy.evaluation.compare import Comparison, compare, format_p
 from robopolicy.evaluation.episode_table import EpisodeTable
 from robopolicy.reporting import plots
-from robopolicy.reporting.curves import learning_curves, training_charts
+from robopolicy.reporting.curves import learning_curves, success_intervals, training_charts
 from robopolicy.reporting.films import films
 from robopolicy.reporting.imagination import imagination
 from robopolicy.reporting.run_reader import Evaluation, Run, read_run
@@ -86,12 +86,7 @@ def _paired(pair: Sequence[Evaluation], c: Comparison) -> dict[str, Any]:
 
 
 def _rates(evaluations: Sequence[Evaluation], pair: Sequence[Evaluation]) -> str:
-    rows = []
-    for e in evaluations:
-        said = e.rows.split == "test" or e.name.endswith(e.rows.split)
-        name = e.name if said else f"{e.name} ({e.rows.split} seeds)"
-        colour = "c0" if len(pair) == 2 and e is pair[0] else "c1"
-        rows.append(plots.rate_whisker(name, e.rows.success_rate(), len(e.rows), colour))
+    rows = success_intervals(evaluations, pair[0] if len(pair) == 2 else None)
     return plots.interval_chart(rows, width=WIDTH)
 
 

@@ -14,7 +14,7 @@ from itertools import accumulate
 from typing import Any, NamedTuple
 
 from robopolicy.evaluation.statistics import Interval
-from robopolicy.reporting.templates import render
+from robopolicy.reporting.templates import asset, render
 
 Point = tuple[float, float]
 
@@ -111,18 +111,26 @@ def line_chart(
 
 
 def interval_chart(
-    rows: Sequence[Whisker], *, low: float = 0.0, high: float = 1.0, marks: Sequence[tuple[float, str]] = (),
-    width: int = 720, standalone: bool = False,
+    rows: Sequence[Whisker], *, title: str = "", low: float = 0.0, high: float = 1.0,
+    marks: Sequence[tuple[float, str]] = (), width: int = 720, standalone: bool = False,
 ) -> str:  # fmt: skip
     """Draw one row a rate: dot and confidence interval from `low` to `high`. `marks`: dashed verticals with a name."""
     if not rows:
         return ""
-    return _svg("interval_chart", "intervals", standalone, rows=rows, low=low, high=high, marks=marks, width=width)
+    return _svg(
+        "interval_chart", "intervals", standalone, rows=rows, title=title, low=low, high=high, marks=marks, width=width
+    )
 
 
 def outcome_grid(cells: Sequence[tuple[str, str]]) -> str:
     """Draw one small square an episode: (colour class, tooltip)."""
     return _svg("outcome_grid", "outcome of every episode", False, cells=cells)
+
+
+def styled(svg: str) -> str:
+    """Return a drawing with the style sheet in it, for files and pages that have none."""
+    head, _, rest = svg.partition(">")
+    return f"{head}><style>{asset('plots.css')}{asset('plots_dark.css')}</style>{rest}"
 
 
 def _svg(template: str, name: str, standalone: bool, **values: Any) -> str:

@@ -1,4 +1,4 @@
-"""docs/results.md, its plots and the README's table, made from docs/results/*.json and nothing else."""
+"""docs/results.md and its plots, made from docs/results/*.json and nothing else."""
 
 from __future__ import annotations
 
@@ -18,13 +18,12 @@ _MARK = {
     "incomplete": "incomplete",
     "not measured": "not measured yet",
 }
-_BEGIN, _END = "<!-- results: begin -->", "<!-- results: end -->"
 CURVE = "curve_success_rate"  # of rows that are drawn over env steps and time, setting <route>/at_<env step>
 _COLOURS = ("c1", "c2", "c3", "c4", "c5")
 
 
 def generate(docs: Path | str = "docs") -> dict[Path, str]:
-    """Generate the content of docs/results.md, docs/img/results/<id>.svg and, between its marks, of README.md."""
+    """Generate the content of docs/results.md and docs/img/results/<id>.svg."""
     docs = Path(docs)
     evidence, goals = read_all(docs / "results"), read_goals(docs / "results" / "acceptance_criteria.json")
     titles = {g.id: g.title for g in goals}
@@ -33,13 +32,10 @@ def generate(docs: Path | str = "docs") -> dict[Path, str]:
         plots = {f"{id}{end}.svg": plot for end, plot in _plots(evidence[id]).items() if plot}
         files |= {docs / "img" / "results" / name: plot + "\n" for name, plot in plots.items()}
         experiments.append(_experiment(id, titles.get(id, id), evidence[id], plots))
-    files[docs / "results.md"] = render("results.md", goals=goals, evidence=evidence, experiments=experiments,
-                                        check_criterion=check_criterion, statuses=_MARK)  # fmt: skip
-    readme = docs.parent / "README.md"
-    text = readme.read_text(encoding="utf-8") if readme.is_file() else ""
-    if _BEGIN in text and _END in text:
-        head, tail = text.split(_BEGIN)[0], text.split(_END)[1]
-        files[readme] = f"{head}{_BEGIN}\n{_headline(goals, evidence)}{_END}{tail}"
+    files[docs / "results.md"] = render(
+        "results.md", refinements=_refinements(goals, evidence), goals=goals, evidence=evidence,
+        experiments=experiments, check_criterion=check_criterion, statuses=_MARK, time=_time,
+    )  # fmt: skip
     return files
 
 
@@ -56,8 +52,10 @@ def stale(docs: Path | str = "docs") -> list[str]:
     return found + [f"{p.as_posix()} belongs to no experiment" for p in old]
 
 
-def _headline(goals: Sequence[Goal], evidence: Mapping[str, Sequence[Evidence]]) -> str:
-    """Before and after refinement, all training seeds of an experiment pooled."""
+def _refinements(
+    goals: Sequence[Goal], evidence: Mapping[str, Sequence[Evidence]]
+) -> list[tuple[str, str, Evidence, Evidence]]:
+    """(title, id, before, after) of every refinement, all training seeds of an experiment pooled."""
     rows = []
     for goal in goals:
         pooled = {r.setting: r for r in evidence.get(goal.id, []) if r.metric == "success_rate" and r.seeds == ALL}
@@ -66,7 +64,7 @@ def _headline(goals: Sequence[Goal], evidence: Mapping[str, Sequence[Evidence]])
             if setting.endswith("refined") and before is not None:
                 title = goal.title + (f", {setting.split('/')[0]}" if "/" in setting else "")
                 rows.append((title, goal.id, before, after))
-    return render("headline.md", rows=rows, time=_time)
+    return rows
 
 
 def _experiment(id: str, title: str, rows: Sequence[Evidence], plots: Iterable[str]) -> str:

@@ -37,11 +37,12 @@ def _environment() -> Environment:
     )  # fmt: skip
     found.policies["json.dumps_kwargs"] = {"separators": (",", ":"), "ensure_ascii": False}
     found.filters |= {"number": number, "percent": percent, "px": "{:.1f}".format, "pretty": _pretty, "cell": _cell}
-    found.globals |= {"asset": _asset, "finite": math.isfinite}
+    found.globals |= {"asset": asset, "finite": math.isfinite}
     return found
 
 
-def _asset(name: str) -> str:
+def asset(name: str) -> str:
+    """Return a file of assets/ as it stands."""
     from jinja2.utils import markupsafe
 
     return markupsafe.Markup((_ASSETS / name).read_text(encoding="utf-8").strip())

@@ -209,6 +209,10 @@ def _number(value: Any) -> float | int | None:
 
 
 def _wandb() -> Any:
-    import wandb  # The import takes seconds.
-
+    try:
+        import wandb  # The import takes seconds.
+    except ModuleNotFoundError as error:
+        if error.name != "wandb":
+            raise
+        raise TrackerError("is not installed: pip install 'robopolicy[wandb]', or choose tracker=local") from None
     return wandb

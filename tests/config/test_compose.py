@@ -72,6 +72,10 @@ def test_settings_are_python_values(tmp_path: Path) -> None:
     config = compose(TRAIN, settings={"run_dir": path, "seed": 3, "threads": None})
     assert config["run_dir"] == str(path)
     assert config["seed"] == 3
+    config = compose(TRAIN, settings={"run_dir": path, "loop.steps": 7, "loop.batch_size": 3})
+    assert (config["loop"]["steps"], config["loop"]["batch_size"]) == (7, 3)
+    with pytest.raises(ConfigError, match=r"^lop: unknown key"):
+        compose(TRAIN, settings={"run_dir": path, "lop.steps": 7})
 
 
 @pytest.mark.parametrize(

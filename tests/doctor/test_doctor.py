@@ -238,6 +238,14 @@ def test_wandb_with_a_login(fresh_wandb: None, tmp_path: Path) -> None:
     assert "5555" not in check.detail
 
 
+def test_wandb_that_is_not_installed(fresh_wandb: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "wandb.py").write_text("raise ModuleNotFoundError(\"No module named 'wandb'\", name='wandb')")
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
+    check = machine.check_wandb()
+    assert not check.ok and not check.required
+    assert check.fix.endswith("--upgrade wandb")
+
+
 def test_wandb_that_does_not_start(fresh_wandb: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "wandb.py").write_text("__version__ = '0'\ndef setup(): raise RuntimeError('another interface')")
     path = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])

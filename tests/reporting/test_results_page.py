@@ -54,14 +54,13 @@ def test_check_mode_fails_when_the_page_is_not_what_the_rows_give(tmp_path, caps
     assert main(["--check", "--docs", str(docs)]) == 2
 
 
-def test_readme_table_stands_between_its_marks(tmp_path):
+def test_before_and_after_stand_at_the_head(tmp_path):
     rows = [rate(200, 0, setting="base"), rate(490, 0)]
     docs = docs_with(tmp_path, [*rows, *(pooled([row]) for row in rows)])
-    readme = tmp_path / "README.md"
-    readme.write_text("a\n<!-- results: begin -->\nold\n<!-- results: end -->\nb\n")
-    text = generate(docs)[readme]
-    assert text.startswith("a\n<!-- results: begin -->\n| task |") and text.endswith("<!-- results: end -->\nb\n")
-    assert "| [Pick](docs/results.md#pick) | 40.0% (35.8–44.4) | 98.0% (96.4–98.9) |" in text and "old" not in text
+    text = generate(docs)[docs / "results.md"]
+    before, after = text.split("## Criteria")
+    assert "| [Pick](#pick) | 40.0% (35.8–44.4) | 98.0% (96.4–98.9) |" in before
+    assert '<a id="pick"></a>' in after
 
 
 def test_our_own_results_are_valid_and_up_to_date(monkeypatch):

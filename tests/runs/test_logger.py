@@ -222,6 +222,17 @@ def test_wandb_failure_is_a_warning_at_once_and_at_the_end(
     assert len(rows(tmp_path)) == 1
 
 
+def test_runs_go_on_where_wandb_is_not_installed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    monkeypatch.delenv("WANDB_MODE", raising=False)
+    tracker = Tracker(tmp_path, quiet=True)
+    tracker.log({"loss": 1.0}, 1)
+    tracker.close()
+    assert "tracker=local" in caplog.text and (tmp_path / "metrics.jsonl").is_file()
+
+
 def test_plain_lines_are_few_and_show_rate_eta_and_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = iter(float(t) for t in range(1000))
     monkeypatch.setattr(logger.time, "monotonic", lambda: next(clock))

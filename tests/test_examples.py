@@ -1,0 +1,52 @@
+"""Every script in examples/ runs in its small form, in an empty folder."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+SCRIPTS = sorted((ROOT / "examples").glob("*.py"))
+LEFT = {  # what each leaves behind
+    "compare_checkpoints": ("rates.svg", "late.mp4", "runs/bc/comparison.json"),
+    "deploy_simulated_arm": ("recordings",),
+    "own_dataset": ("data/mine/meta/robopolicy.json", "runs/mine/checkpoints"),
+    "own_env": ("runs/refined/comparison.json",),
+    "own_policy": ("runs/mine/episodes.csv",),
+    "refine_lerobot_policy": ("runs/act/checkpoints/last", "runs/refined/comparison.json"),
+}
+
+
+def test_scripts_are_short_and_listed() -> None:
+    assert {s.stem for s in SCRIPTS} == set(LEFT)
+    listed = (ROOT / "examples" / "README.md").read_text()
+    for script in SCRIPTS:
+        assert len(script.read_text().splitlines()) <= 60, script.name
+        assert f"`{script.name}`" in listed
+
+
+def cpu_seconds() -> float:
+    """Return the CPU time of all finished child processes: other load on the machine does not count."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda s: s.stem)
+def test_script_runs(script: Path, tmp_path: Path) -> None:
+    if script.stem == "refine_lerobot_policy" and importlib.util.find_spec("accelerate") is None:
+        pytest.skip("lerobot-train needs accelerate: lerobot[training]")
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "WANDB_MODE": "disabled"}
+    began = cpu_seconds()
+    done = subprocess.run([sys.executable, script, "--small"], cwd=tmp_path, env=env, capture_output=True, text=True,
+                          timeout=240, check=False)  # fmt: skip
+    assert done.returncode == 0, f"{done.stdout[-2000:]}\n{done.stderr[-4000:]}"
+    assert cpu_seconds() - began < 40, "more than 20 s of two cores"
+    for left in LEFT[script.stem]:
+        assert (tmp_path / left).exists(), left
