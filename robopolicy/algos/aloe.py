@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 
 from robopolicy.algos.chunk_critic import ChunkCriticOptions, ChunkLearner
-from robopolicy.buffers.batch import ChunkBatch
-from robopolicy.buffers.chunk_replay_buffer import DEMONSTRATION, HUMAN, POLICY, REWIND
+from robopolicy.buffers.chunk_replay_buffer import DEMONSTRATION, HUMAN, POLICY, REWIND, ChunkBatch
 from robopolicy.config.schema import Count, NonNegative, Positive
 from robopolicy.core.types import Metrics, Obs
 from robopolicy.policies.base import SEEN, Policy

@@ -14,7 +14,7 @@ from typing import Any, Required, TypedDict
 import torch
 from torch import Tensor, nn
 
-from robopolicy.buffers.batch import ChunkBatch
+from robopolicy.buffers.chunk_replay_buffer import ChunkBatch
 from robopolicy.config.schema import Count, Fraction, NonNegative, Positive
 from robopolicy.core.errors import ConfigError, RobopolicyError, SpecError
 from robopolicy.core.types import Metrics

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from robopolicy.algos.chunk_critic import ChunkCriticOptions, ChunkLearner
-from robopolicy.buffers.batch import ChunkBatch
+from robopolicy.buffers.chunk_replay_buffer import ChunkBatch
 from robopolicy.config.schema import Count, Natural, NonNegative, Positive
 from robopolicy.core.errors import ConfigError
 from robopolicy.core.types import Metrics, Obs

@@ -40,6 +40,11 @@ class Policy(nn.Module):
         self.base = None  # not a class attribute: that would hide a module registered under this name
         self.memory = None
 
+    @property
+    def depth(self) -> int:
+        """Number of policies underneath."""
+        return 0 if self.base is None else 1 + self.base.depth
+
     @abstractmethod
     def act(self, obs: Obs, *, noise: Tensor | None = None, deterministic: bool = False) -> Tensor:
         """Predict a chunk.

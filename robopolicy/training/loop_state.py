@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 from robopolicy.core.protocols import Checkpoints, LogsMetrics
 from robopolicy.core.types import Metrics, VecEnv
+from robopolicy.training.regression_monitor import RegressionMonitor
 
 Evaluate = Callable[[Any, int], Metrics]  # policy, env steps → metrics
 
@@ -17,7 +18,12 @@ RECENT = 100  # training episodes whose success is averaged
 
 @dataclass(kw_only=True)
 class LoopState:
-    """Counters of a loop; each loop adds the objects that are saved beside them."""
+    """Counters of a loop; each loop adds the objects that are saved beside them.
+
+    `advice`: possible remedies where training makes the policy worse, see RegressionMonitor.
+    """
+
+    advice: ClassVar[str]
 
     steps: int = 0  # primitive env steps, over all envs
     train_s: float = 0.0  # seconds of collecting and learning
@@ -25,6 +31,21 @@ class LoopState:
     evaluated: int = -1  # env step of the latest evaluation
     saved: int = -1  # env step of the latest checkpoint
     best: float = -1.0  # `checkpoint_score` of the best evaluation
+    recent: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT))  # success of the newest episodes
+    monitor: RegressionMonitor = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.monitor = RegressionMonitor(self.advice)
+
+    @property
+    def success_rate(self) -> float:
+        """Mean success of the newest training episodes; 0 before any has ended."""
+        return sum(self.recent) / max(1, len(self.recent))
+
+    def add_episodes(self, success: list[float], env: VecEnv) -> None:
+        """Account for the training episodes that ended."""
+        self.recent.extend(success)
+        self.monitor.add(success, steps=self.steps, env=env)
 
     def state_dict(self) -> dict[str, Any]:
         return {
@@ -77,14 +98,14 @@ def solved(recent: deque[float], wanted: float | None, steps: int, env: VecEnv) 
     return sum(recent) >= wanted * len(recent)
 
 
-def success_rate(recent: deque[float]) -> float:
-    """Average the success of the newest training episodes; 0 before any has ended."""
-    return sum(recent) / max(1, len(recent))
-
-
 def checkpoint_score(result: Metrics) -> float:
     """Score an evaluation for the choice of the best checkpoint: its `rank`, or else its success rate."""
     return result["rank"] if "rank" in result else result["success_rate"]
+
+
+def next_due(*clocks: tuple[int, int]) -> int:
+    """Return the env step at which the first of `clocks`, (every, previous), is due; not all of `every` are 0."""
+    return min((previous // every + 1) * every for every, previous in clocks if every)
 
 
 def due(every: int, previous: int, steps: int) -> bool:

@@ -13,18 +13,16 @@ from torch import Tensor
 from robopolicy.algos.aloe import ALOE
 from robopolicy.algos.bc import BC
 from robopolicy.algos.pa_rl import PARL
-from robopolicy.buffers.batch import ChunkBatch
-from robopolicy.buffers.chunk_replay_buffer import DEMONSTRATION, HUMAN, POLICY, REWIND, ChunkReplay
-from robopolicy.buffers.collector import OffPolicyCollector
+from robopolicy.buffers.chunk_replay_buffer import DEMONSTRATION, HUMAN, POLICY, REWIND, ChunkBatch, ChunkReplay
 from robopolicy.core.errors import ConfigError, RobopolicyError, SpecError
 from robopolicy.core.rng import episode_seeds
 from robopolicy.core.types import STATE, Obs
-from robopolicy.envs.wrappers import wrap_for
+from robopolicy.envs.wrap_for import wrap_for
 from robopolicy.evaluation.rollout import evaluate
 from robopolicy.networks.critics import CriticEnsemble
 from robopolicy.policies.base import SEEN
 from robopolicy.policies.denoising import ChunkDenoiser
-from robopolicy.training.off_policy import off_policy
+from robopolicy.training.off_policy import OffPolicyCollector, off_policy
 from tests.algos.test_dppo import base
 from tests.fakes import MemoryCheckpoints, NoTracker, PointEnv, PointPolicy
 

@@ -16,7 +16,7 @@ from robopolicy.algos.dppo import DPPO, DenoisingSamples
 from robopolicy.buffers.collector import Rollout
 from robopolicy.core.errors import ConfigError, DataError, RobopolicyError
 from robopolicy.core.types import IMAGES, STATE, Feature
-from robopolicy.envs.wrappers import wrap_for
+from robopolicy.envs.wrap_for import wrap_for
 from robopolicy.networks.mlp import MLP, ResidualMLP
 from robopolicy.policies.denoising import ChunkDenoiser
 from robopolicy.policies.denoising_chain import FloorNoise, LearnedNoise

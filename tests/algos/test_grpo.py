@@ -14,7 +14,8 @@ from robopolicy.buffers.collector import Rollout
 from robopolicy.core.errors import ConfigError, RobopolicyError, SpecError
 from robopolicy.core.types import STATE, Step
 from robopolicy.envs.grouped_env import GroupedEnv
-from robopolicy.envs.wrappers import HistoryEnv, wrap_for
+from robopolicy.envs.wrap_for import wrap_for
+from robopolicy.envs.wrappers import HistoryEnv
 from robopolicy.training.on_policy import on_policy
 from tests.algos.test_dppo import CLIPS, every_row, slow_base, success, weights
 from tests.algos.test_dppo import make as dppo

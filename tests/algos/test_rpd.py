@@ -13,7 +13,7 @@ from robopolicy.algos.ppo import PPO
 from robopolicy.algos.rpd import RPD
 from robopolicy.core.errors import CheckpointError, SpecError
 from robopolicy.core.types import STATE, Feature
-from robopolicy.envs.wrappers import wrap_for
+from robopolicy.envs.wrap_for import wrap_for
 from robopolicy.networks.mlp import MLP
 from robopolicy.policies.base import Policy
 from robopolicy.policies.gaussian import GaussianPolicy
