@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import yaml
 
-from robopolicy.algos.chunk_critic import ChunkLearner
 from robopolicy.config.hydra_configs import config_folder
 from robopolicy.config.registry import lookup
 from robopolicy.config.schema import PARTIAL, TARGET, is_node, signature
@@ -19,7 +18,7 @@ from robopolicy.policies.denoising import ChunkDenoiser
 GROUPS = ("algo", "network", "policy", "tracker", "world", "world_model")
 PRESETS = {"tracker/local", "tracker/quiet"}  # of tracker/wandb
 LOOPS = {"bc", "dppo", "residual", "residual_synthetic", "trajectories", "world_model"}  # each the main one of its loop
-OWNERS = {"ChunkCriticOptions": (ChunkLearner,), "DenoiserOptions": (ChunkDenoiser, ObservationEncoder)}
+OWNERS = {"DenoiserOptions": (ChunkDenoiser, ObservationEncoder)}
 EMPTY = inspect.Parameter.empty
 
 
