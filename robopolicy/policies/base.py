@@ -111,9 +111,9 @@ class LikelihoodPolicy(Policy):
     encoder: nn.Module
     cond_dim: int
 
-    @abstractmethod
     def encode(self, obs: Obs) -> Tensor:
         """cond [B C] from obs [B To ...] in physical units."""
+        return self.encoder(self.normalizer.observation(obs))
 
     @abstractmethod
     def draw(self, cond: Tensor, noise: Tensor | None) -> Tensor:

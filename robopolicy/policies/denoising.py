@@ -6,7 +6,7 @@ import copy
 from abc import abstractmethod
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any, Required, TypedDict, Unpack
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -24,34 +24,18 @@ from robopolicy.policies.factory import build_policy
 from robopolicy.policies.normalizer import ACTION, Normalizer
 
 
-class DenoiserOptions(TypedDict, total=False):
-    """Keywords of every ChunkDenoiser.
-
-    network: makes the Denoiser from `horizon`, `action_dim` and `cond_dim`.
-    encoder: makes the whole observation encoder from the spec; ObservationEncoder when None.
-    state_encoder, image_encoder, image_shift, task_weights: see ObservationEncoder.
-    noise_samples: noised chunks per observation in a training batch. With images, encoding dominates the cost, so more
-        of them are nearly free (Mini-Diffuser, Hu et al. 2025).
-    finetuned_steps: K', denoising steps at the end of the chain that a fine-tuned copy of the network runs.
-    lora_rank: rank of that copy's change of every weight (Hu et al. 2022); 0: the whole copy is fine-tuned.
-    """
-
-    network: Required[Callable[..., Denoiser]]
-    encoder: Callable[[PolicySpec], nn.Module] | None
-    state_encoder: Callable[[int], nn.Module] | None
-    image_encoder: Callable[[tuple[int, ...]], nn.Module] | None
-    image_shift: Natural
-    task_weights: bool
-    noise_samples: Count
-    finetuned_steps: Natural
-    lora_rank: Natural
-
-
 class ChunkDenoiser(DenoisingPolicy):
     """A Denoiser over chunks behind an observation encoder. Subclasses define the corruption and the sampling steps.
 
     Args:
         count: S, steps of a chain. `times` [S], which subclasses register, holds the network's time at each.
+        network: makes the Denoiser from `horizon`, `action_dim` and `cond_dim`.
+        encoder: makes the whole observation encoder from the spec; ObservationEncoder when None.
+        state_encoder, image_encoder, image_shift, task_weights: see ObservationEncoder.
+        noise_samples: noised chunks per observation in a training batch. With images, encoding dominates the cost, so
+            more of them are nearly free (Mini-Diffuser, Hu et al. 2025).
+        finetuned_steps: K', denoising steps at the end of the chain that a fine-tuned copy of the network runs.
+        lora_rank: rank of that copy's change of every weight (Hu et al. 2022); 0: the whole copy is fine-tuned.
 
     Raises:
         ConfigError: finetuned_steps outside 0…S.
@@ -59,27 +43,46 @@ class ChunkDenoiser(DenoisingPolicy):
 
     times: Tensor
 
-    def __init__(self, spec: PolicySpec, normalizer: Normalizer, count: int, **common: Unpack[DenoiserOptions]) -> None:
+    @staticmethod
+    def forwards_to(given: object) -> tuple[type, ...]:
+        """Name the class whose keywords the `**common` of subclasses are; the config is checked against it."""
+        return (ChunkDenoiser,)
+
+    def __init__(
+        self,
+        spec: PolicySpec,
+        normalizer: Normalizer,
+        count: int,
+        /,
+        *,
+        network: Callable[..., Denoiser],
+        encoder: Callable[[PolicySpec], nn.Module] | None = None,
+        state_encoder: Callable[[int], nn.Module] | None = None,
+        image_encoder: Callable[[tuple[int, ...]], nn.Module] | None = None,
+        image_shift: Natural = 4,
+        task_weights: bool = False,
+        noise_samples: Count = 1,
+        finetuned_steps: Natural = 0,
+        lora_rank: Natural = 0,
+    ) -> None:
         super().__init__()
         self.spec, self.normalizer = spec, normalizer
-        self.noise_samples, self.finetuned_steps = common.get("noise_samples", 1), common.get("finetuned_steps", 0)
-        if not 0 <= self.finetuned_steps <= count:
-            found = self.finetuned_steps
+        self.noise_samples, self.finetuned_steps = noise_samples, finetuned_steps
+        if not 0 <= finetuned_steps <= count:
             raise ConfigError(
-                f"finetuned_steps (K') must lie between 0 and the {count} steps of sampling, found {found}"
+                f"finetuned_steps (K') must lie between 0 and the {count} steps of sampling, found {finetuned_steps}"
             )
-        make_encoder = common.get("encoder")
-        encoder: Any = make_encoder(spec) if make_encoder else ObservationEncoder(
-            spec, state_encoder=common.get("state_encoder"), image_encoder=common.get("image_encoder"),
-            image_shift=common.get("image_shift", 4), task_weights=common.get("task_weights", False),
+        made: Any = encoder(spec) if encoder else ObservationEncoder(
+            spec, state_encoder=state_encoder, image_encoder=image_encoder, image_shift=image_shift,
+            task_weights=task_weights,
         )  # fmt: skip
-        self.encoder, self.cond_dim = encoder, encoder.out_dim
-        self.network = common["network"](horizon=spec.horizon, action_dim=spec.action.dim, cond_dim=self.cond_dim)
+        self.encoder, self.cond_dim = made, made.out_dim
+        self.network = network(horizon=spec.horizon, action_dim=spec.action.dim, cond_dim=self.cond_dim)
         self.chain_noise_shape = (count + 1, spec.horizon, spec.action.dim)
         self.finetuned: Denoiser | None = None
-        if self.finetuned_steps:
+        if finetuned_steps:
             self.requires_grad_(False)
-            self.finetuned = adapt(copy.deepcopy(self.network), common.get("lora_rank", 0))
+            self.finetuned = adapt(copy.deepcopy(self.network), lora_rank)
 
     def changed(self, **options: Any) -> ChunkDenoiser:
         """Build a policy of the same config with other `options`; its weights are not loaded yet."""

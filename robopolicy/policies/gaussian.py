@@ -68,10 +68,6 @@ class GaussianPolicy(LikelihoodPolicy):
         """Mean [B H Da] and deviation [H Da] in normalised units, from cond [B C]."""
         return self.network(cond).view(-1, *self.noise_shape), self.log_std.exp() + self.min_std
 
-    def encode(self, obs: Obs) -> Tensor:
-        """See LikelihoodPolicy."""
-        return self.encoder(self.normalizer.observation(obs))
-
     def draw(self, cond: Tensor, noise: Tensor | None) -> Tensor:
         """See LikelihoodPolicy."""
         mean, std = self.density(cond)

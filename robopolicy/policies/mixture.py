@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from robopolicy.config.schema import Count, Natural, NonNegative
 from robopolicy.core.specs import PolicySpec
-from robopolicy.core.types import Metrics, Obs
+from robopolicy.core.types import Metrics
 from robopolicy.networks.encoders import ObservationEncoder
 from robopolicy.networks.mlp import MLP_3
 from robopolicy.policies.base import LikelihoodPolicy
@@ -84,7 +84,3 @@ class MixturePolicy(LikelihoodPolicy):
         action = self.normalizer.normalize(ACTION, batch[ACTION])
         cond = self.encoder(self.normalizer.observation(batch), augment=True)
         return -self.log_prob(cond, action, (~batch["action_is_pad"]).to(action.dtype)).mean(), {}
-
-    def encode(self, obs: Obs) -> Tensor:
-        """See LikelihoodPolicy."""
-        return self.encoder(self.normalizer.observation(obs))

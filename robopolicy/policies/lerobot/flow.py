@@ -54,7 +54,7 @@ class LeRobotFlow(Reader, FlowPolicy):
     Args:
         spec, config, preprocessor, postprocessor, inputs, network: see LeRobotPolicy.
         sampling_steps: S; None: as LeRobot's config says. noise_level: see FlowPolicy.
-        finetuned_steps, lora_rank: see DenoiserOptions. precision, checkpointing: see ExpertOptions.
+        finetuned_steps, lora_rank: see ChunkDenoiser. precision, checkpointing: see ExpertOptions.
 
     Raises:
         SpecError: a type without a flow. CheckpointError: actions that LeRobot changes in other ways than by a scale.
