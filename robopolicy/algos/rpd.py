@@ -19,8 +19,8 @@ from robopolicy.buffers.collector import Record, Rollout
 from robopolicy.config.schema import Fraction, Natural, NonNegative, Positive
 from robopolicy.core.errors import CheckpointError, SpecError
 from robopolicy.core.specs import PolicySpec, check_action_spec
-from robopolicy.core.types import BASE_ACTION, Metrics, Obs
-from robopolicy.policies.base import Policy
+from robopolicy.core.types import Metrics, Obs
+from robopolicy.policies.base import Policy, newest
 from robopolicy.policies.gaussian import GaussianPolicy
 from robopolicy.policies.normalizer import ACTION
 
@@ -69,8 +69,8 @@ class RPD(PPO):
     @torch.no_grad()
     def explore(self, obs: Obs, noise: Tensor) -> tuple[Tensor, Record]:
         """See Explorer: sample the student; the teacher's chunk goes into the record."""
-        chunk, record = super().explore(_part(obs, self.policy.spec), noise)
-        there = {k: v.to(self.limits.device) for k, v in _part(obs, self.teacher.spec).items()}
+        chunk, record = super().explore(newest(obs, self.policy.spec), noise)
+        there = {k: v.to(self.limits.device) for k, v in newest(obs, self.teacher.spec).items()}
         wanted = self.teacher.act(there, deterministic=True)[:, : self.count].clamp(*self.limits)
         return chunk, {**record, "teacher": self.policy.normalizer.normalize(ACTION, wanted)}
 
@@ -109,11 +109,6 @@ class RPD(PPO):
                 "teacher: its weights are not those that the run began with. Restore them, or give a new run_dir."
             )
         super().load_state_dict(state)
-
-
-def _part(obs: Obs, spec: PolicySpec) -> Obs:
-    """Select the observations that a policy of `spec` reads."""
-    return {k: obs[k] if k == BASE_ACTION else obs[k][:, -spec.n_obs_steps :] for k in spec.observation}
 
 
 def _fingerprint(policy: Policy) -> float:

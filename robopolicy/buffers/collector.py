@@ -10,7 +10,7 @@ from torch import Tensor
 
 from robopolicy.core.types import IMAGES, Obs, VecEnv, check_finite
 from robopolicy.envs.wrappers import ChunkQueue, read_rows, request_images
-from robopolicy.policies.base import Policy
+from robopolicy.policies.base import Policy, newest
 
 Record = dict[str, Tensor]
 
@@ -97,7 +97,7 @@ class RolloutCollector:
             steps += int(step.steps.sum())
             if bool(step.ended.any()):
                 if bool(step.truncated.any()):
-                    finals.append({k: v[step.truncated] for k, v in self._policy_obs(step.next_obs).items()})
+                    finals.append({k: v[step.truncated] for k, v in newest(step.next_obs, self.spec).items()})
                 success += step.success[step.ended & step.valid].float().tolist()
                 self.queue.reset(step.ended)
             self.obs = step.obs
@@ -106,7 +106,7 @@ class RolloutCollector:
         self.queue.replan()
         records, self.records = self.records, []
         record = {k: torch.cat([r[k] for r in records]) for k in records[0]}
-        last_obs = self._policy_obs(self.obs)
+        last_obs = newest(self.obs, self.spec)
         final_obs = {k: torch.cat([f[k] for f in finals]) if finals else v[:0] for k, v in last_obs.items()}
         reward = torch.where(valid, reward, 0.0)
         info = {k: v / length for k, v in sums.items()}
@@ -118,10 +118,6 @@ class RolloutCollector:
         chunk, record = self.explorer.explore(read_rows(obs, rows, self.reads), noise)
         self.records.append(record)
         return chunk
-
-    def _policy_obs(self, obs: Obs) -> Obs:
-        """Select the policy's keys and its last To frames of `obs`."""
-        return {k: obs[k][:, -self.spec.n_obs_steps :] for k in self.spec.observation}
 
     def state_dict(self) -> dict[str, Any]:
         return {"env": self.env.state_dict(), "executor": self.queue.state_dict(), "obs": self.obs}  # type: ignore[attr-defined]

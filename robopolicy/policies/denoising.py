@@ -18,7 +18,7 @@ from robopolicy.core.types import Metrics, Obs
 from robopolicy.networks.denoiser import Denoiser
 from robopolicy.networks.encoders import ObservationEncoder
 from robopolicy.networks.lora import adapt, plain_state
-from robopolicy.policies.base import SEEN, DenoisingPolicy, DenoisingStep
+from robopolicy.policies.base import SEEN, DenoisingPolicy, DenoisingStep, newest
 from robopolicy.policies.denoising_chain import ChainNoise, DenoisingChain, check_stochastic, gaussian_log_prob
 from robopolicy.policies.factory import build_policy
 from robopolicy.policies.normalizer import ACTION, Normalizer
@@ -107,7 +107,7 @@ class ChunkDenoiser(DenoisingPolicy):
     @torch.no_grad()
     def replay_features(self, obs: Obs) -> Obs:
         """See Policy: `seen` [N C], the encoded observation; for frozen encoders."""
-        part = {k: obs[k][:, -self.spec.n_obs_steps :].to(self.times.device) for k in self.spec.observation}
+        part = {k: v.to(self.times.device) for k, v in newest(obs, self.spec).items()}
         return {SEEN: self.encode(part).to(next(iter(obs.values())).device)}
 
     @torch.no_grad()

@@ -13,7 +13,7 @@ from robopolicy.core.errors import SpecError
 from robopolicy.core.specs import PolicySpec, state_columns
 from robopolicy.core.types import BASE_ACTION, IMAGES, STATE, TASK, Feature, Obs
 from robopolicy.networks.task_conditioned import TaskLayout, TaskLinear
-from robopolicy.policies.base import SEEN, DenoisingPolicy, LikelihoodPolicy, Policy
+from robopolicy.policies.base import SEEN, DenoisingPolicy, LikelihoodPolicy, Policy, newest
 from robopolicy.policies.normalizer import Normalizer
 
 ZERO_ACTION = "zero_action"  # its name in `base=`
@@ -140,8 +140,7 @@ class ResidualPolicy(Policy):
         frame[BASE_ACTION] = obs[BASE_ACTION]
         if self.encoded_dim:
             assert isinstance(self.base, (DenoisingPolicy, LikelihoodPolicy))
-            part = {k: v[:, -self.base.spec.n_obs_steps :] for k, v in obs.items() if k in self.base.spec.observation}
-            seen = self.base.encode({k: v.to(self.low.device) for k, v in part.items()})
+            seen = self.base.encode({k: v.to(self.low.device) for k, v in newest(obs, self.base.spec).items()})
             frame[SEEN] = seen[:, : self.encoded_dim].to(obs[STATE].device)
         return frame
 
