@@ -60,7 +60,7 @@ class ChunkDenoiser(DenoisingPolicy):
         state_encoder: Callable[[int], nn.Module] | None = None,
         image_encoder: Callable[[tuple[int, ...]], nn.Module] | None = None,
         image_shift: Natural = 4,
-        task_weights: bool = False,
+        task_weights: bool = True,
         noise_samples: Count = 1,
         finetuned_steps: Natural = 0,
         lora_rank: Natural = 0,
