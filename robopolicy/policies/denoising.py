@@ -45,7 +45,6 @@ class ChunkDenoiser(DenoisingPolicy):
 
     @staticmethod
     def forwards_to(given: object) -> tuple[type, ...]:
-        """Name the class whose keywords the `**common` of subclasses are; the config is checked against it."""
         return (ChunkDenoiser,)
 
     def __init__(
@@ -186,10 +185,8 @@ class ChunkDenoiser(DenoisingPolicy):
     def unroll(self, cond: Tensor) -> Iterator[DenoisingStep]:
         """See DenoisingPolicy."""
         for i, predict in self.stages(cond):
-            yield DenoisingStep(*self.level(i), partial(self._expect, predict, i), partial(self.toward, index=i))
-
-    def _expect(self, predict: Callable[[Tensor], Tensor], index: int, x: Tensor) -> Tensor:
-        return self.clean(x, predict(x), index)
+            expect = partial(lambda predict, i, x: self.clean(x, predict(x), i), predict, i)
+            yield DenoisingStep(*self.level(i), expect, partial(self.toward, index=i))
 
     def sample(self, cond: Tensor, *, noise: Tensor | None = None) -> Tensor:
         """[B H Da] normalised, from cond [B C] and noise [B *noise_shape]."""

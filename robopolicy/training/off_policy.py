@@ -85,23 +85,21 @@ def off_policy(
     state.generator.manual_seed(seed)
     state.begin(checkpointer.latest())
     most = env.num_envs * max(1, env.spec.chunk)  # primitive steps that one more `env.step` may take
-    evaluates, pause, shown = eval_every if evaluate else 0, state.steps, 0.0
+    pause, shown = state.steps, 0.0  # env step at which something is due next; time of the latest progress
 
     with tracker.progress(total_steps, "off-policy") as progress:
         while True:
-            last = state.steps + most > total_steps or (
-                stop_success is not None and solved(state.recent, stop_success, state.steps, env)
-            )
+            last = state.steps + most > total_steps
+            if stop_success is not None:
+                last |= solved(state.recent, stop_success, state.steps, env)
             if last or checkpointer.requested or state.steps >= pause:
                 if state.logged < state.steps and (last or due(log_every, state.logged, state.steps)):
                     log(state, tracker)
-                evaluate_and_save(
+                next_check = evaluate_and_save(
                     state, algo.policy, evaluate=evaluate, tracker=tracker, checkpointer=checkpointer,
                     eval_every=eval_every, save_every=save_every, last=last, save=last and state.saved < state.steps,
                 )  # fmt: skip
-                pause = next_due(
-                    (log_every, state.logged), (evaluates, state.evaluated), (save_every, max(state.saved, 0))
-                )
+                pause = min(next_check, next_due(log_every, state.logged))
             if last or time.perf_counter() - shown > _SHOWN_EVERY_S:
                 progress.update(state.steps, success=state.success_rate, **state.lost)
                 shown = time.perf_counter()

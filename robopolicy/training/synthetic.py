@@ -16,7 +16,7 @@ from robopolicy.buffers.replay_buffer import Batch, Replay
 from robopolicy.config.schema import Count, Fraction
 from robopolicy.core.errors import ConfigError
 from robopolicy.core.specs import PolicySpec
-from robopolicy.core.types import Metrics, Obs, Step
+from robopolicy.core.types import Metrics, Obs
 from robopolicy.datasets.episodes import Episodes
 from robopolicy.training.off_policy import off_policy
 
@@ -44,22 +44,8 @@ class MixedReplay:
         self.synthetic: Replay | None = None
         self.drawn, self.sets = 0, 0
 
-    @property
-    def can_sample(self) -> bool:
-        return self.real.can_sample
-
-    def add(self, obs: Obs, step: Step) -> None:
-        self.real.add(obs, step)
-
-    def interrupt(self) -> None:
-        self.real.interrupt()
-
-    @property
-    def n_step(self) -> int:
-        return self.real.n_step
-
-    def empty(self, capacity: int) -> Replay:
-        return self.real.empty(capacity)
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.real, name)
 
     def sample(self, batch_size: int, generator: torch.Generator) -> Batch:
         """See Replay."""

@@ -22,7 +22,7 @@ from robopolicy.policies.residual import ResidualPolicy
 from robopolicy.training.on_policy import on_policy
 from tests.algos.test_dppo import make as dppo
 from tests.algos.test_dppo import success, weights
-from tests.fakes import MemoryCheckpoints, NoTracker, PointEnv, PointPolicy
+from tests.fakes import MemoryCheckpoints, NoTracker, PointEnv, PointPolicy, keep_batches
 
 SMALL = {"critic": partial(MLP, width=32, depth=2), "gamma": 0.95, "minibatch": 64, "epochs": 2}
 SECRET = "observation.secret"
@@ -75,9 +75,7 @@ def train(algo: Any, env: PointEnv | None = None, checkpoints: Any = None, **opt
 
 
 def first_batch(algo: RPD, env: PointEnv | None = None) -> Any:
-    seen: list[Any] = []
-    original = algo.update
-    algo.update = lambda batch, progress: (seen.append(batch), original(batch, progress=progress))[1]
+    seen = keep_batches(algo)
     algo.rows = train(algo, env).rows
     return seen[0]
 
