@@ -15,6 +15,7 @@ from robopolicy.core.specs import PolicySpec
 from robopolicy.core.types import BASE_ACTION, TASK, Metrics, Obs
 from robopolicy.datasets.episodes import Episodes
 from robopolicy.datasets.retrieval import Memory
+from robopolicy.networks.encoders import ObservationEncoder
 from robopolicy.policies.denoising_chain import ChainNoise, DenoisingChain
 from robopolicy.policies.normalizer import ACTION, Normalizer
 
@@ -110,11 +111,18 @@ def newest(obs: Obs, spec: PolicySpec) -> Obs:
 
 
 class LikelihoodPolicy(Policy):
-    """A policy over chunks whose density is known. `cond_dim`: C of the encoded observation."""
+    """A policy over chunks whose density is known. `cond_dim`: C of the encoded observation.
+
+    The config is checked against ObservationEncoder's keywords too, which constructors take as `**options`.
+    """
 
     normalizer: Normalizer
     encoder: nn.Module
     cond_dim: int
+
+    @staticmethod
+    def forwards_to(given: object) -> tuple[type, ...]:
+        return (ObservationEncoder,)
 
     def encode(self, obs: Obs) -> Tensor:
         """cond [B C] from obs [B To ...] in physical units."""
