@@ -24,10 +24,10 @@ import torch
 from robopolicy import sim
 from robopolicy.core.rng import episode_seeds
 from robopolicy.core.types import STATE, VecEnv
-from robopolicy.envs.wrappers import wrap_for
+from robopolicy.envs.wrap_for import wrap_for
+from robopolicy.envs.wrappers import ChunkExecutor
 from robopolicy.evaluation.statistics import bootstrap
 from robopolicy.policies.base import Policy
-from robopolicy.policies.chunk_executor import ChunkExecutor
 from robopolicy.reporting.result_rows import Evidence, measured, write
 from robopolicy.runs.checkpointer import load_policy
 from robopolicy.sim.tasks.pusht import PushT

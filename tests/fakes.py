@@ -137,3 +137,11 @@ class MemoryCheckpoints:
 
     def latest(self) -> dict[str, Any] | None:
         return self.saved[max(self.saved)] if self.saved else None
+
+
+def keep_batches(algo: Any) -> list[Any]:
+    """List the batches that an on-policy `algo` learns from, from now on."""
+    seen: list[Any] = []
+    update = algo.update
+    algo.update = lambda batch, progress: (seen.append(batch), update(batch, progress=progress))[1]
+    return seen

@@ -13,7 +13,7 @@ from robopolicy.buffers.relabeling import base_actions
 from robopolicy.buffers.replay_buffer import Replay
 from robopolicy.core.rng import episode_seeds
 from robopolicy.core.types import STATE
-from robopolicy.envs.wrappers import wrap_for
+from robopolicy.envs.wrap_for import wrap_for
 from robopolicy.evaluation.rollout import evaluate
 from robopolicy.networks.critics import CriticEnsemble
 from robopolicy.networks.mlp import MLP, ResidualMLP

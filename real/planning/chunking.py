@@ -11,7 +11,6 @@ from robopolicy.core.errors import ConfigError, SpecError
 from robopolicy.core.rng import keyed_normal
 from robopolicy.core.types import Obs
 from robopolicy.policies.base import DenoisingPolicy, Policy
-from robopolicy.policies.chunk_executor import depth
 from robopolicy.policies.realtime_chunking import Continuation, continue_chunk, longest_delay
 from robopolicy.real.control.joints import Ahead, ChunkBuffer, Delays, check_latency
 from robopolicy.real.planning.planner import Array, Planner, Plans
@@ -44,7 +43,7 @@ class RealtimePlanner(Planner):
         """Return [H Da] for a history of observations [1 To …], at control step `step` of the episode."""
         policy, spec = self.sampler, self.sampler.spec
         part = {k: obs[k][:, -spec.n_obs_steps :] for k in spec.observation}
-        noise = keyed_normal(self.seed, torch.tensor([step]), policy.noise_shape, stream=depth(policy))
+        noise = keyed_normal(self.seed, torch.tensor([step]), policy.noise_shape, stream=policy.depth)
         left, delay = torch.zeros(1, 0, spec.action.dim), 0
         if ahead is not None:
             left, delay = torch.from_numpy(ahead.actions)[None].float(), ahead.delay

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from robopolicy.core.errors import RobopolicyError
 from robopolicy.core.types import BASE_ACTION, Obs
+from robopolicy.envs.wrappers import ChunkExecutor
 from robopolicy.policies.base import Policy
-from robopolicy.policies.chunk_executor import ChunkExecutor
 from robopolicy.real.control.joints import Ahead
 
 Array = NDArray[np.float64]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -32,20 +32,48 @@ class Advantages(NamedTuple):
         return float(1.0 - left / all.clamp_min(1e-8))
 
 
-class AdvantageEstimator(Protocol):
+class AdvantageEstimator:
     """Estimates how good the chunks of a rollout were: by a critic (Value), or by comparison (grpo.Groups)."""
 
-    def estimate(
-        self, rollout: Rollout, cond: Tensor, encode: Callable[[Obs], Tensor], chunk_steps: int
-    ) -> Advantages: ...
-    def learn(self, cond: Tensor, target: Tensor) -> float: ...
-    def set_lr(self, factor: float) -> None: ...
-    def numbers(self, advantages: Advantages, losses: list[float]) -> Metrics: ...
-    def state_dict(self) -> dict[str, Any]: ...
-    def load_state_dict(self, state: dict[str, Any]) -> None: ...
+    def estimate(self, rollout: Rollout, cond: Tensor, encode: Callable[[Obs], Tensor], chunk_steps: int) -> Advantages:
+        """Estimate the advantages of all chunks of a rollout.
+
+        Args:
+            cond: [all chunks, C] encoded observations. encode: encodes further observations, on any device.
+            chunk_steps: Ta.
+
+        Raises:
+            RobopolicyError: physics failed in every chunk.
+        """
+        raise NotImplementedError
+
+    def learn(self, cond: Tensor, target: Tensor) -> float:
+        """Take one gradient step on cond [B C] and targets [B]; return the loss. Without a critic: nothing to learn.
+
+        Raises:
+            RobopolicyError: loss or gradient is not finite; the network is unchanged.
+        """
+        return 0.0
+
+    def set_lr(self, factor: float) -> None:
+        """Scale the learning rate, where there is one."""
+
+    def numbers(self, advantages: Advantages, losses: list[float]) -> Metrics:
+        """Return the numbers to log.
+
+        Args:
+            losses: results of `learn`.
+        """
+        raise NotImplementedError
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore what `state_dict` returned."""
 
 
-class Value:
+class Value(AdvantageEstimator):
     """A critic V(cond) with its optimiser and its scale of rewards.
 
     Args:
@@ -71,15 +99,7 @@ class Value:
 
     @torch.no_grad()
     def estimate(self, rollout: Rollout, cond: Tensor, encode: Callable[[Obs], Tensor], chunk_steps: int) -> Advantages:
-        """Estimate the advantages of all chunks of a rollout.
-
-        Args:
-            cond: [all chunks, C] encoded observations. encode: encodes further observations, on any device.
-            chunk_steps: Ta.
-
-        Raises:
-            RobopolicyError: physics failed in every chunk.
-        """
+        """See AdvantageEstimator."""
         reward = self.reward_scale(rollout.reward, rollout.terminated | rollout.truncated)
         # Not every encoder accepts an empty batch.
         final_cond = encode(rollout.final_obs) if bool(rollout.truncated.any()) else cond[:0]
@@ -100,11 +120,7 @@ class Value:
         return Advantages(*(part.to(cond.device) for part in parts))
 
     def learn(self, cond: Tensor, target: Tensor) -> float:
-        """Take one gradient step on cond [B C] and targets [B]; return the loss.
-
-        Raises:
-            RobopolicyError: loss or gradient is not finite; the network is unchanged.
-        """
+        """See AdvantageEstimator."""
         loss = nn.functional.mse_loss(self.network(cond)[:, 0], target)
         self.optimizer.zero_grad(set_to_none=True)
         loss.backward()
@@ -122,11 +138,7 @@ class Value:
         self.optimizer.param_groups[0]["lr"] = self.lr * factor
 
     def numbers(self, advantages: Advantages, losses: list[float]) -> Metrics:
-        """Return the numbers to log.
-
-        Args:
-            losses: results of `learn`.
-        """
+        """See AdvantageEstimator."""
         return {
             "critic_loss": sum(losses) / len(losses), "explained_variance": advantages.explained,
             "reward_scale": self.reward_scale.deviation,

@@ -6,20 +6,19 @@ human corrections and demonstrations by fixed weights. So the policy stays withi
 
 from __future__ import annotations
 
-from typing import Any, Unpack
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from robopolicy.algos.chunk_critic import ChunkCriticOptions, ChunkLearner
-from robopolicy.buffers.batch import ChunkBatch
-from robopolicy.buffers.chunk_replay_buffer import DEMONSTRATION, HUMAN, POLICY, REWIND
+from robopolicy.algos.chunk_critic import ChunkLearner
+from robopolicy.buffers.chunk_replay_buffer import DEMONSTRATION, HUMAN, POLICY, REWIND, ChunkBatch
 from robopolicy.config.schema import Count, NonNegative, Positive
 from robopolicy.core.types import Metrics, Obs
 from robopolicy.policies.base import SEEN, Policy
 
 
-class ALOE:
+class ALOE(ChunkLearner):
     """Imitates executed chunks with weight min(exp((Q − V)/β), clip) where the policy drove.
 
     Q is the ensemble's lower bound for the chunk, V its mean over the policy's own chunks at the same observation.
@@ -30,10 +29,10 @@ class ALOE:
         human_weight, demo_weight: weights of steps that a human drove, and of demonstrations without a driver column.
             Rewinds are never imitated; the critic learns from everything.
         policy_delay: critic updates per policy update.
-        target_subset, pessimism, **options: see ChunkCriticOptions.
+        target_subset, pessimism, **options: see ChunkLearner.
     """
 
-    def __init__(  # type: ignore[misc]  # two keywords have defaults of their own
+    def __init__(
         self,
         policy: Policy,
         *,
@@ -45,31 +44,29 @@ class ALOE:
         policy_delay: Count = 2,
         target_subset: Count | None = None,
         pessimism: NonNegative | None = 1.0,
-        **options: Unpack[ChunkCriticOptions],
+        **options: Any,
     ) -> None:
-        self.learner = ChunkLearner(policy, target_subset=target_subset, pessimism=pessimism, **options)
-        self.policy = self.learner.policy
+        super().__init__(policy, target_subset=target_subset, pessimism=pessimism, **options)
         self.beta, self.weight_clip, self.samples, self.policy_delay = beta, weight_clip, samples, policy_delay
         weights = {POLICY: 0.0, HUMAN: human_weight, REWIND: 0.0, DEMONSTRATION: demo_weight}
-        self.weights = torch.tensor([weights[driver] for driver in sorted(weights)], device=self.learner.device)
+        self.weights = torch.tensor([weights[driver] for driver in sorted(weights)], device=self.device)
 
     @torch.no_grad()
     def explore(self, obs: Obs, *, warmup: bool) -> Tensor:
         """Return chunks [B H Da] of the policy in physical units; its own noise is the exploration."""
-        chunk = self.learner.sample(obs[SEEN].to(self.learner.device), 1)[:, 0]
-        return self.learner.to_env(chunk, obs[SEEN].device)
+        chunk = self.sample(obs[SEEN].to(self.device), 1)[:, 0]
+        return self.to_env(chunk, obs[SEEN].device)
 
     def update(self, batch: ChunkBatch, *, learned_steps: int | None) -> Metrics:
         """Take one critic step and, every `policy_delay`-th time, one policy step unless the update is critic-only."""
-        learner = self.learner
-        learner.updates += 1
-        batch = batch.to(learner.device)
-        metrics = learner.update_critic(batch, learner.sample(batch.next_obs[SEEN], 1)[:, 0])
-        if learned_steps is not None and learner.updates % self.policy_delay == 0:
-            cond, chunk = batch.obs[SEEN], learner.executed(batch)
+        self.updates += 1
+        batch = batch.to(self.device)
+        metrics = self.update_critic(batch, self.sample(batch.next_obs[SEEN], 1)[:, 0])
+        if learned_steps is not None and self.updates % self.policy_delay == 0:
+            cond, chunk = batch.obs[SEEN], self.executed(batch)
             advantage = self.advantage(cond, chunk)
             weight = self.weight(advantage, batch)
-            metrics |= learner.imitate(cond, chunk, weight)
+            metrics |= self.imitate(cond, chunk, weight)
             metrics |= {
                 "actor/advantage": float(advantage.mean()),
                 "actor/weight": float(weight.sum() / batch.keep.sum()),
@@ -79,17 +76,11 @@ class ALOE:
     @torch.no_grad()
     def advantage(self, cond: Tensor, chunk: Tensor) -> Tensor:
         """Estimate the advantage [B], lower bound − mean, of chunks [B H Da] over the policy's own at cond [B C]."""
-        own = self.learner.lower(self.learner.q(cond, self.learner.sample(cond, self.samples)))  # [B m]
-        return self.learner.lower(self.learner.q(cond, chunk)) - own.mean(dim=1)
+        own = self.lower(self.q(cond, self.sample(cond, self.samples)))  # [B m]
+        return self.lower(self.q(cond, chunk)) - own.mean(dim=1)
 
     def weight(self, advantage: Tensor, batch: ChunkBatch) -> Tensor:
         """Return the weight [B H] of each step; 0 past an episode's end."""
         earned = (advantage / self.beta).exp().clamp(max=self.weight_clip)
         weight = torch.where(batch.driver == POLICY, earned[:, None], self.weights[batch.driver])
         return weight * batch.keep
-
-    def state_dict(self) -> dict[str, Any]:
-        return self.learner.state_dict()
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.learner.load_state_dict(state)

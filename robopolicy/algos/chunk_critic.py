@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from typing import Any, Required, TypedDict
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from robopolicy.buffers.batch import ChunkBatch
+from robopolicy.buffers.chunk_replay_buffer import ChunkBatch
 from robopolicy.config.schema import Count, Fraction, NonNegative, Positive
 from robopolicy.core.errors import ConfigError, RobopolicyError, SpecError
 from robopolicy.core.types import Metrics
@@ -25,50 +25,42 @@ from robopolicy.policies.normalizer import ACTION
 from robopolicy.utils.optim import load_optimizer_state, optimizer_state
 
 
-class ChunkCriticOptions(TypedDict, total=False):
-    """Keywords of the algorithms with a chunk critic.
-
-    critic: makes the ensemble from its input size.
-    target_subset: heads drawn for each target (REDQ's M); None: all.
-    pessimism: κ of the lower bound mean − κ·deviation over heads; None: their minimum.
-    tau: rate at which the target follows.
-    critic_lr, actor_lr, grad_norm: of the optimisers.
-    noise_samples: noised copies of each chunk in a batch that the policy imitates.
-    """
-
-    critic: Required[Callable[[int], CriticEnsemble]]
-    target_subset: Count | None
-    pessimism: NonNegative | None
-    tau: Fraction
-    critic_lr: Positive
-    actor_lr: Positive
-    grad_norm: Positive
-    noise_samples: Count
-    seed: int
-
-
 class ChunkLearner:
     """A chunk policy with a frozen encoder, and an ensemble of Q(encoded observation, executed slice of a chunk).
 
-    Chunks are in normalised units, within the env's limits. Random numbers are drawn on the CPU.
+    Chunks are in normalised units, within the env's limits. Random numbers are drawn on the CPU. Subclasses say which
+    chunks the policy imitates.
+
+    Args:
+        critic: makes the ensemble from its input size.
+        target_subset: heads drawn for each target (REDQ's M); None: all.
+        pessimism: κ of the lower bound mean − κ·deviation over heads; None: their minimum.
+        tau: rate at which the target follows.
+        critic_lr, actor_lr, grad_norm: of the optimisers.
+        noise_samples: noised copies of each chunk in a batch that the policy imitates.
 
     Raises:
         SpecError: the policy has no fine-tuned copy of a denoiser.
         ConfigError: target_subset is larger than the ensemble.
     """
 
+    @staticmethod
+    def forwards_to(given: object) -> tuple[type, ...]:
+        """Name the class whose keywords the `**options` of subclasses are; the config is checked against it."""
+        return (ChunkLearner,)
+
     def __init__(
         self,
         policy: Policy,
         *,
         critic: Callable[[int], CriticEnsemble],
-        target_subset: int | None = 2,
-        pessimism: float | None = None,
-        tau: float = 0.02,
-        critic_lr: float = 1e-3,
-        actor_lr: float = 1e-4,
-        grad_norm: float = 10.0,
-        noise_samples: int = 4,
+        target_subset: Count | None = 2,
+        pessimism: NonNegative | None = None,
+        tau: Fraction = 0.02,
+        critic_lr: Positive = 1e-3,
+        actor_lr: Positive = 1e-4,
+        grad_norm: Positive = 10.0,
+        noise_samples: Count = 4,
         seed: int = 0,
     ) -> None:
         if not isinstance(policy, ChunkDenoiser) or not policy.finetuned_steps:

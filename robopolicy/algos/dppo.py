@@ -8,21 +8,57 @@ chunk once an epoch, not once per denoising step.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
 from robopolicy.algos.advantage_estimator import Advantages
-from robopolicy.algos.ppo_core import DenoisingConfig, DPPOConfig, Learner
+from robopolicy.algos.ppo_core import ActorConfig, Learner, PolicyGradient, PPOConfig
 from robopolicy.algos.returns import clip_schedule, clipped_loss, denoising_discount
 from robopolicy.buffers.collector import Record, Rollout
+from robopolicy.config.schema import Fraction, Natural, NonNegative, Positive
 from robopolicy.core.errors import ConfigError
 from robopolicy.core.types import Metrics, Obs
 from robopolicy.policies.base import DenoisingPolicy
-from robopolicy.policies.denoising_chain import gaussian_log_prob
+from robopolicy.policies.denoising_chain import ChainNoise, FloorNoise, gaussian_log_prob
 from robopolicy.policies.normalizer import ACTION
+
+
+@dataclass(frozen=True)
+class DenoisingConfig(ActorConfig):
+    """Options of every PPO through a denoising chain; see DPPO.
+
+    Args:
+        noise: makes the chain's exploring deviation; see ChainNoise.
+        denoising_gamma: discount per denoising step.
+        clip, clip_first: PPO's clip at the last and at the noisiest fine-tuned step. clip_rate: see clip_schedule.
+        anchor: weight of KL(policy ‖ frozen policy) per element, at the latents that were drawn, over all Ta steps,
+            executed or not (BC anchor).
+        entropy: weight of the mean log deviation, for learned noise.
+        progressive: share of the training over which fine-tuning spreads from the last step backwards to all K'
+            (B²-DiffuRL, Hu et al. 2025, without its branches); 0: all from the beginning. All K' explore meanwhile,
+            and are run by the one network that is being changed.
+    """
+
+    noise: Callable[..., ChainNoise] = FloorNoise
+    denoising_gamma: Fraction = 0.99
+    clip: Positive = 0.05
+    clip_first: Positive = 0.02
+    clip_rate: Positive = 3.0
+    anchor: NonNegative = 0.0
+    entropy: NonNegative = 0.0
+    progressive: Fraction = 0.0
+
+
+@dataclass(frozen=True)
+class DPPOConfig(DenoisingConfig, PPOConfig):
+    """Options of DPPO: those of a denoising chain and those of a critic."""
+
+    critic_warmup: Natural = 3
 
 
 class DenoisingSamples(NamedTuple):
@@ -35,7 +71,7 @@ class DenoisingSamples(NamedTuple):
     anchor: Tensor | None = None  # [M Ta Da] means of the frozen policy
 
 
-class DPPO:
+class DPPO(PolicyGradient):
     """Fine-tunes the last K' denoising steps of `policy` and learns V(observation).
 
     Log-probs are averaged over the executed chunk, so ratios are geometric means and clips are small numbers.
@@ -48,10 +84,7 @@ class DPPO:
             is not learned.
     """
 
-    @staticmethod
-    def forwards_to(given: object) -> tuple[type, ...]:
-        """Name the class whose fields `**options` are; the config is checked against it."""
-        return (DPPOConfig,)
+    options: ClassVar[type] = DPPOConfig
 
     def __init__(self, policy: DenoisingPolicy, **options: Any) -> None:
         self._prepare(policy, config := DPPOConfig(**options))
@@ -80,10 +113,6 @@ class DPPO:
         self.discount = denoising_discount(self.steps, config.denoising_gamma).to(device)
 
     @property
-    def critic_warmup(self) -> int:
-        return self.learner.critic_warmup
-
-    @property
     def noise_shape(self) -> tuple[int, ...]:
         return self.policy.chain_noise_shape
 
@@ -95,16 +124,11 @@ class DPPO:
         chunk = self.policy.normalizer.unnormalize(ACTION, chain.x[:, -1]).to(noise.device)
         return chunk, {"cond": cond, "x": chain.x, "log_prob": chain.log_prob.mean(-1)}
 
-    def encode(self, obs: Obs) -> Tensor:
-        """Encode obs [B To ...], on any device, as cond [B C] on the policy's device."""
-        return self.policy.encode({k: v.to(self.clip.device) for k, v in obs.items()})
-
     @torch.no_grad()
     def returns(self, rollout: Rollout) -> DenoisingSamples:
         """Compute advantages and everything else that is constant over the epochs."""
         record = rollout.record
-        count = self.policy.spec.n_action_steps
-        advantages = self.learner.estimator.estimate(rollout, record["cond"], self.encode, count)
+        advantages = self.estimate(rollout)
         cond, x, log_prob = (record[name][advantages.keep] for name in ("cond", "x", "log_prob"))
         log_prob = (log_prob * advantages.weight[:, None]).sum(-1)  # [D K']
         samples = DenoisingSamples(cond, x.flatten(0, 1), log_prob.flatten(), advantages)
@@ -145,9 +169,3 @@ class DPPO:
         if self.config.entropy:
             loss = loss - self.config.entropy * std.log().mean()
         return loss, stats
-
-    def state_dict(self) -> dict[str, Any]:
-        return self.learner.state_dict()
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.learner.load_state_dict(state)

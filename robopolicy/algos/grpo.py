@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from robopolicy.algos.advantage_estimator import Advantages
-from robopolicy.algos.dppo import DPPO
-from robopolicy.algos.ppo_core import DenoisingConfig, Learner
+from robopolicy.algos.advantage_estimator import AdvantageEstimator, Advantages
+from robopolicy.algos.dppo import DPPO, DenoisingConfig
+from robopolicy.algos.ppo_core import Learner
 from robopolicy.algos.returns import chunk_weight, executed_steps, group_advantage
 from robopolicy.buffers.collector import Rollout
 from robopolicy.config.schema import Count
@@ -37,10 +37,7 @@ class GRPO(DPPO):
         ConfigError: groups of one.
     """
 
-    @staticmethod
-    def forwards_to(given: object) -> tuple[type, ...]:
-        """Name the class whose fields `**options` are; the config is checked against it."""
-        return (DenoisingConfig,)
+    options = DenoisingConfig
 
     def __init__(self, policy: DenoisingPolicy, *, group_size: Count, epochs: Count = 4, **options: Any) -> None:
         groups, config = Groups(group_size), DenoisingConfig(epochs=epochs, **options)
@@ -48,8 +45,8 @@ class GRPO(DPPO):
         self.learner = Learner(self.parameters, config, groups)
 
 
-class Groups:
-    """An AdvantageEstimator that compares the episodes of `size` neighbouring envs, without a critic.
+class Groups(AdvantageEstimator):
+    """Compares the episodes of `size` neighbouring envs, without a critic.
 
     Raises:
         ConfigError: a group of one.
@@ -101,18 +98,6 @@ class Groups:
                 "of it (null: the horizon), on envs in groups (group_size)."
             )
 
-    def learn(self, cond: Tensor, target: Tensor) -> float:
-        return 0.0
-
-    def set_lr(self, factor: float) -> None:
-        pass
-
     def numbers(self, advantages: Advantages, losses: list[float]) -> Metrics:
         """Return `informative`, the share of chunks whose group had different returns."""
         return {"informative": float((advantages.advantage != 0.0).float().mean())}
-
-    def state_dict(self) -> dict[str, Any]:
-        return {}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        pass

@@ -11,20 +11,20 @@ improvement of its own samples follows the errors of an immature critic.
 from __future__ import annotations
 
 import copy
-from typing import Any, Unpack
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from robopolicy.algos.chunk_critic import ChunkCriticOptions, ChunkLearner
-from robopolicy.buffers.batch import ChunkBatch
+from robopolicy.algos.chunk_critic import ChunkLearner
+from robopolicy.buffers.chunk_replay_buffer import ChunkBatch
 from robopolicy.config.schema import Count, Natural, NonNegative, Positive
 from robopolicy.core.errors import ConfigError
 from robopolicy.core.types import Metrics, Obs
 from robopolicy.policies.base import SEEN, Policy
 
 
-class PARL:
+class PARL(ChunkLearner):
     """Samples chunks, keeps the best by the ensemble's mean Q, climbs Q from these, and imitates the best of all.
 
     Args:
@@ -34,7 +34,7 @@ class PARL:
             normalised units; halved for a chunk whenever one would lower its Q.
         temperature: of the softmax over Q by which exploration chooses among the improved chunks; 0: the best.
         policy_delay: critic updates per policy update.
-        **options: see ChunkCriticOptions.
+        **options: see ChunkLearner.
 
     Raises:
         ConfigError: more chunks to keep than base_samples.
@@ -51,12 +51,11 @@ class PARL:
         climb_size: Positive = 0.05,
         temperature: NonNegative = 0.0,
         policy_delay: Count = 2,
-        **options: Unpack[ChunkCriticOptions],
+        **options: Any,
     ) -> None:
         if keep > base_samples:
             raise ConfigError(f"algo.keep={keep}: expected at most algo.base_samples={base_samples}")
-        self.learner = ChunkLearner(policy, **options)
-        self.policy = self.learner.policy
+        super().__init__(policy, **options)
         self.base = copy.deepcopy(self.policy)
         self.began = self.base.finetuned_parameters()
         self.base.requires_grad_(False)
@@ -67,33 +66,32 @@ class PARL:
     @torch.no_grad()
     def explore(self, obs: Obs, *, warmup: bool) -> Tensor:
         """Return chunks [B H Da] in physical units: the policy's own while warming up, then improved ones."""
-        learner, cond = self.learner, obs[SEEN].to(self.learner.device)
+        cond = obs[SEEN].to(self.device)
         if warmup:
-            return learner.to_env(learner.sample(cond, 1)[:, 0], obs[SEEN].device)
+            return self.to_env(self.sample(cond, 1)[:, 0], obs[SEEN].device)
         chunk, q = self.improve(cond)
         chosen = q.argmax(dim=1)
         if self.temperature:
             share = (q / self.temperature).softmax(dim=1).cpu()
-            chosen = torch.multinomial(share, 1, generator=learner.generator)[:, 0].to(chosen.device)
-        return learner.to_env(_pick(chunk, chosen), obs[SEEN].device)
+            chosen = torch.multinomial(share, 1, generator=self.generator)[:, 0].to(chosen.device)
+        return self.to_env(_pick(chunk, chosen), obs[SEEN].device)
 
     def update(self, batch: ChunkBatch, *, learned_steps: int | None) -> Metrics:
         """Take one critic step and, every `policy_delay`-th time, one policy step.
 
         In a critic-only update the policy is unchanged, and the target uses its own chunk.
         """
-        learner = self.learner
-        learner.updates += 1
-        batch = batch.to(learner.device)
+        self.updates += 1
+        batch = batch.to(self.device)
         cond = batch.next_obs[SEEN]
         if learned_steps is None:
-            return learner.update_critic(batch, learner.sample(cond, 1)[:, 0])
+            return self.update_critic(batch, self.sample(cond, 1)[:, 0])
         chunk, q = self.improve(cond)
         best = _pick(chunk, q.argmax(dim=1))
-        metrics = learner.update_critic(batch, best)
-        if learner.updates % self.policy_delay == 0:
+        metrics = self.update_critic(batch, best)
+        if self.updates % self.policy_delay == 0:
             goes_on = batch.discount > 0  # no action is taken where an episode has ended
-            metrics |= learner.imitate(cond, best, goes_on[:, None].expand(best.shape[:2]).to(best.dtype))
+            metrics |= self.imitate(cond, best, goes_on[:, None].expand(best.shape[:2]).to(best.dtype))
             metrics |= {"actor/q": float(q.amax(dim=1).mean())}
         return metrics
 
@@ -103,16 +101,16 @@ class PARL:
         Returns:
             Chunks [B k H Da] and their mean Q [B k]. The best is no worse than any sample.
         """
-        chunk = self.learner.sample(cond, self.base_samples, policy=self.base)
+        chunk = self.sample(cond, self.base_samples, policy=self.base)
         with torch.no_grad():
-            q = self.learner.q(cond, chunk).mean(dim=0)  # [B m]
+            q = self.q(cond, chunk).mean(dim=0)  # [B m]
         best = q.topk(self.keep, dim=1).indices[..., None, None].expand(-1, -1, *chunk.shape[2:])
         chunk, q = self.climb(cond, chunk.gather(1, best))
         if not self.samples:
             return chunk, q
-        own = self.learner.sample(cond, self.samples)
+        own = self.sample(cond, self.samples)
         with torch.no_grad():
-            own_q = self.learner.q(cond, own).mean(dim=0)
+            own_q = self.q(cond, own).mean(dim=0)
         return torch.cat([chunk, own], dim=1), torch.cat([q, own_q], dim=1)
 
     def climb(self, cond: Tensor, chunk: Tensor) -> tuple[Tensor, Tensor]:
@@ -121,8 +119,8 @@ class PARL:
         Chunks stay within the limits and, if they start there, within the demonstrated range (±1): Q is unreliable
         outside the replay data.
         """
-        low = torch.minimum(chunk, self.learner.low.clamp(min=-1.0))
-        high = torch.maximum(chunk, self.learner.high.clamp(max=1.0))
+        low = torch.minimum(chunk, self.low.clamp(min=-1.0))
+        high = torch.maximum(chunk, self.high.clamp(max=1.0))
         q, slope = self._slope(cond, chunk)
         size = torch.full_like(q, self.climb_size)
         for _ in range(self.climb_steps):
@@ -139,17 +137,17 @@ class PARL:
     def _slope(self, cond: Tensor, chunk: Tensor) -> tuple[Tensor, Tensor]:
         """Compute the mean Q [B k] of chunks [B k H Da], and its gradient scaled to root mean square 1 over Ta."""
         chunk = chunk.detach().requires_grad_()
-        q = self.learner.q(cond, chunk).mean(dim=0)
+        q = self.q(cond, chunk).mean(dim=0)
         (grad,) = torch.autograd.grad(q.sum(), chunk)
-        size = grad[:, :, : self.learner.played].square().mean(dim=(2, 3), keepdim=True).sqrt()
+        size = grad[:, :, : self.played].square().mean(dim=(2, 3), keepdim=True).sqrt()
         return q.detach(), grad / size.clamp_min(1e-8)
 
     def state_dict(self) -> dict[str, Any]:
-        return {**self.learner.state_dict(), "began": [p.clone() for p in self.began]}
+        return {**super().state_dict(), "began": [p.clone() for p in self.began]}
 
     @torch.no_grad()
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.learner.load_state_dict(state)
+        super().load_state_dict(state)
         for parameter, saved in zip(self.began, state["began"], strict=True):
             parameter.copy_(saved)
 

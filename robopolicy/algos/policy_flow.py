@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from robopolicy.algos.advantage_estimator import Advantages
-from robopolicy.algos.ppo_core import Learner, PPOConfig
+from robopolicy.algos.ppo_core import Learner, PolicyGradient, PPOConfig
 from robopolicy.algos.returns import clipped_loss
 from robopolicy.buffers.collector import Record, Rollout
 from robopolicy.config.schema import NonNegative, Positive
@@ -38,7 +38,7 @@ class Lines(NamedTuple):
     advantages: Advantages  # [D]
 
 
-class PolicyFlow:
+class PolicyFlow(PolicyGradient):
     """Fine-tunes the whole flow of `policy`; log-probs are averaged over the executed chunk, as in DPPO.
 
     Args:
@@ -52,11 +52,6 @@ class PolicyFlow:
     Raises:
         ConfigError: the flow is stochastic, or only a part of it is fine-tuned.
     """
-
-    @staticmethod
-    def forwards_to(given: object) -> tuple[type, ...]:
-        """Name the class whose fields `**options` are; the config is checked against it."""
-        return (PPOConfig,)
 
     def __init__(
         self,
@@ -84,10 +79,6 @@ class PolicyFlow:
         self.clip = torch.tensor(clip, device=device)
 
     @property
-    def critic_warmup(self) -> int:
-        return self.learner.critic_warmup
-
-    @property
     def noise_shape(self) -> tuple[int, ...]:
         return (2, *self.policy.noise_shape)
 
@@ -102,16 +93,11 @@ class PolicyFlow:
         log_prob = gaussian_log_prob(extra, torch.zeros_like(extra), std).mean(-1)
         return chunk, {"cond": cond, "noise": start, "end": end, "extra": extra, "log_prob": log_prob}
 
-    def encode(self, obs: Obs) -> Tensor:
-        """Encode obs [B To ...], on any device, as cond [B C] on the policy's device."""
-        return self.policy.encode({k: v.to(self.clip.device) for k, v in obs.items()})
-
     @torch.no_grad()
     def returns(self, rollout: Rollout) -> Lines:
         """Compute advantages, and the velocities of the sampling flow."""
         record = rollout.record
-        count = self.policy.spec.n_action_steps
-        advantages = self.learner.estimator.estimate(rollout, record["cond"], self.encode, count)
+        advantages = self.estimate(rollout)
         cond, noise, end, extra = (record[k][advantages.keep] for k in ("cond", "noise", "end", "extra"))
         log_prob = (record["log_prob"][advantages.keep] * advantages.weight).sum(-1)
         lines = Lines(cond, noise, end, extra, log_prob, noise, advantages)
@@ -146,9 +132,3 @@ class PolicyFlow:
         if self.entropy:
             loss = loss - self.entropy * self.log_std.mean()
         return loss, stats
-
-    def state_dict(self) -> dict[str, Any]:
-        return self.learner.state_dict()
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.learner.load_state_dict(state)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from robopolicy.algos.advantage_estimator import Advantages
-from robopolicy.algos.ppo_core import Learner, PPOConfig
+from robopolicy.algos.ppo_core import Learner, PolicyGradient, PPOConfig
 from robopolicy.algos.returns import clipped_loss
 from robopolicy.buffers.collector import Record, Rollout
 from robopolicy.config.schema import Count, Positive
@@ -30,20 +30,16 @@ class ChunkSamples(NamedTuple):
     x: Tensor  # [D H Da] normalised samples
     log_prob: Tensor  # [D] mean over executed elements, before the update
     advantages: Advantages  # [D]
+    teacher: Tensor | None = None  # [D Tt Da] normalised, within the limits; Tt: steps that both policies predict
 
 
-class PPO:
+class PPO(PolicyGradient):
     """Fine-tunes all of `policy` except its encoder.
 
     Args:
         clip: PPO's clip of the ratio.
         critic, minibatch, **options: see PPOConfig.
     """
-
-    @staticmethod
-    def forwards_to(given: object) -> tuple[type, ...]:
-        """Name the class whose fields `**options` are; the config is checked against it."""
-        return (PPOConfig,)
 
     def __init__(
         self,
@@ -60,14 +56,6 @@ class PPO:
         self.clip = torch.tensor(clip, device=parameters[0].device)
         self.learner = Learner.with_critic(parameters, policy.cond_dim, config)
 
-    @property
-    def critic_warmup(self) -> int:
-        return self.learner.critic_warmup
-
-    @property
-    def noise_shape(self) -> tuple[int, ...]:
-        return self.policy.noise_shape
-
     @torch.no_grad()
     def explore(self, obs: Obs, noise: Tensor) -> tuple[Tensor, Record]:
         """See Explorer: sample the policy."""
@@ -75,17 +63,11 @@ class PPO:
         x = self.policy.draw(cond, noise.to(cond.device))
         return self.policy.normalizer.unnormalize(ACTION, x).to(noise.device), {"cond": cond, "x": x}
 
-    def encode(self, obs: Obs) -> Tensor:
-        """Encode obs [B To ...], on any device, as cond [B C] on the policy's device."""
-        return self.policy.encode({k: v.to(self.clip.device) for k, v in obs.items()})
-
     @torch.no_grad()
     def returns(self, rollout: Rollout) -> ChunkSamples:
         """Compute advantages and old log-probs."""
-        record = rollout.record
-        count = self.policy.spec.n_action_steps
-        advantages = self.learner.estimator.estimate(rollout, record["cond"], self.encode, count)
-        cond, x = record["cond"][advantages.keep], record["x"][advantages.keep]
+        advantages = self.estimate(rollout)
+        cond, x = (rollout.record[name][advantages.keep] for name in ("cond", "x"))
         parts = zip(*(v.split(self.learner.config.minibatch) for v in (cond, x, advantages.weight)), strict=True)
         return ChunkSamples(cond, x, torch.cat([self.policy.log_prob(*part) for part in parts]), advantages)
 
@@ -98,9 +80,3 @@ class PPO:
         """Compute the clipped objective of chunks `rows` [B], and its STATS."""
         log_prob = self.policy.log_prob(batch.cond[rows], batch.x[rows], batch.advantages.weight[rows])
         return clipped_loss(log_prob - batch.log_prob[rows], batch.advantages.advantage[rows], self.clip)
-
-    def state_dict(self) -> dict[str, Any]:
-        return self.learner.state_dict()
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.learner.load_state_dict(state)

@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 
 from robopolicy.algos.advantage_estimator import AdvantageEstimator, Advantages, Value
 from robopolicy.algos.returns import STATS, minibatches, schedule
+from robopolicy.buffers.collector import Rollout
 from robopolicy.config.schema import Count, Fraction, Natural, NonNegative, Positive
 from robopolicy.core.errors import RobopolicyError
-from robopolicy.core.types import Metrics
+from robopolicy.core.types import Metrics, Obs
 from robopolicy.networks.mlp import VALUE_MLP_3
-from robopolicy.policies.denoising_chain import ChainNoise, FloorNoise
 from robopolicy.utils.optim import load_optimizer_state, optimizer_state
 
 Loss = Callable[[Tensor], tuple[Tensor, Tensor]]  # sample rows [B] → the loss [] and its STATS
@@ -69,39 +69,6 @@ class PPOConfig(ActorConfig):
     critic_lr: Positive = 1e-3
     critic_warmup: Natural = 1
     reward_clip: Positive = 10.0
-
-
-@dataclass(frozen=True)
-class DenoisingConfig(ActorConfig):
-    """Options of every PPO through a denoising chain; see DPPO.
-
-    Args:
-        noise: makes the chain's exploring deviation; see ChainNoise.
-        denoising_gamma: discount per denoising step.
-        clip, clip_first: PPO's clip at the last and at the noisiest fine-tuned step. clip_rate: see clip_schedule.
-        anchor: weight of KL(policy ‖ frozen policy) per element, at the latents that were drawn, over all Ta steps,
-            executed or not (BC anchor).
-        entropy: weight of the mean log deviation, for learned noise.
-        progressive: share of the training over which fine-tuning spreads from the last step backwards to all K'
-            (B²-DiffuRL, Hu et al. 2025, without its branches); 0: all from the beginning. All K' explore meanwhile,
-            and are run by the one network that is being changed.
-    """
-
-    noise: Callable[..., ChainNoise] = FloorNoise
-    denoising_gamma: Fraction = 0.99
-    clip: Positive = 0.05
-    clip_first: Positive = 0.02
-    clip_rate: Positive = 3.0
-    anchor: NonNegative = 0.0
-    entropy: NonNegative = 0.0
-    progressive: Fraction = 0.0
-
-
-@dataclass(frozen=True)
-class DPPOConfig(DenoisingConfig, PPOConfig):
-    """Options of DPPO: those of a denoising chain and those of a critic."""
-
-    critic_warmup: Natural = 3
 
 
 class Learner:
@@ -216,3 +183,42 @@ class Learner:
         load_optimizer_state(self.optimizer, state["optimizer"])
         self.generator.set_state(state["generator"])
         self.updates = int(state["updates"])
+
+
+class PolicyGradient:
+    """Collects and scores the chunks of `policy` alike for every PPO; subclasses explore and define the loss.
+
+    `options`: class whose keywords the `**options` of a constructor are; the config is checked against it.
+    """
+
+    options: ClassVar[type] = PPOConfig
+    policy: Any
+    learner: Learner
+    clip: Tensor  # on the policy's device
+
+    @classmethod
+    def forwards_to(cls, given: object) -> tuple[type, ...]:
+        return (cls.options,)
+
+    @property
+    def critic_warmup(self) -> int:
+        return self.learner.critic_warmup
+
+    @property
+    def noise_shape(self) -> tuple[int, ...]:
+        return self.policy.noise_shape
+
+    def encode(self, obs: Obs) -> Tensor:
+        """Encode obs [B To ...], on any device, as cond [B C] on the policy's device."""
+        return self.policy.encode({k: v.to(self.clip.device) for k, v in obs.items()})
+
+    def estimate(self, rollout: Rollout) -> Advantages:
+        """Estimate the advantages of a rollout whose record holds `cond`, the encoded observations."""
+        count = self.policy.spec.n_action_steps
+        return self.learner.estimator.estimate(rollout, rollout.record["cond"], self.encode, count)
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.learner.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.learner.load_state_dict(state)

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from robopolicy.buffers.batch import Batch
+from robopolicy.buffers.replay_buffer import Batch
 from robopolicy.config.schema import Count, Fraction, Natural, NonNegative, Positive
 from robopolicy.core.errors import ConfigError
 from robopolicy.core.types import BASE_ACTION, Metrics, Obs

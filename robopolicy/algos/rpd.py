@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -19,20 +19,13 @@ from robopolicy.buffers.collector import Record, Rollout
 from robopolicy.config.schema import Fraction, Natural, NonNegative, Positive
 from robopolicy.core.errors import CheckpointError, SpecError
 from robopolicy.core.specs import PolicySpec, check_action_spec
-from robopolicy.core.types import BASE_ACTION, Metrics, Obs
-from robopolicy.policies.base import Policy
+from robopolicy.core.types import Metrics, Obs
+from robopolicy.policies.base import Policy, newest
 from robopolicy.policies.gaussian import GaussianPolicy
 from robopolicy.policies.normalizer import ACTION
 
 
-class Taught(NamedTuple):
-    """D chunks of a rollout, and the teacher's chunks at the same observations."""
-
-    chunks: ChunkSamples
-    target: Tensor  # [D Tt Da] normalised, within the limits; Tt: steps that both policies predict
-
-
-class RPD:
+class RPD(PPO):
     """PPO's loss plus weight · distance(student's mean, teacher's chunk), over steps that the student executes.
 
     Args:
@@ -46,10 +39,8 @@ class RPD:
         SpecError: teacher and student command other actions, or at another rate.
     """
 
-    @staticmethod
-    def forwards_to(given: object) -> tuple[type, ...]:
-        """Name the class whose keywords `**options` are; the config is checked against it."""
-        return (PPO,)
+    options = PPO
+    policy: GaussianPolicy
 
     def __init__(
         self,
@@ -65,74 +56,59 @@ class RPD:
         **options: Any,
     ) -> None:
         _check(policy.spec, teacher.spec)
-        self.policy, self.teacher = policy, teacher.eval().requires_grad_(False)
-        self.ppo = PPO(policy, clip=clip, critic_warmup=critic_warmup, **options)
-        self.distance, self.anchor = distance, anchor
+        super().__init__(policy, clip=clip, critic_warmup=critic_warmup, **options)
+        self.teacher = teacher.eval().requires_grad_(False)
+        self.distance, self.anchor, self.weight = distance, anchor, anchor
         self.schedule = partial(schedule, anchor_schedule, final=anchor_final)
         self.count = min(policy.spec.n_action_steps, teacher.spec.horizon)  # Tt
         own, other = policy.spec, teacher.spec
         both, frames = {**other.observation, **own.observation}, max(own.n_obs_steps, other.n_obs_steps)
         self.reads = replace(own, observation=both, n_obs_steps=frames)  # see Explorer
-        self.limits = torch.tensor([own.action.low, own.action.high], device=self.ppo.clip.device)
-
-    @property
-    def critic_warmup(self) -> int:
-        return self.ppo.critic_warmup
-
-    @property
-    def noise_shape(self) -> tuple[int, ...]:
-        return self.ppo.noise_shape
+        self.limits = torch.tensor([own.action.low, own.action.high], device=self.clip.device)
 
     @torch.no_grad()
     def explore(self, obs: Obs, noise: Tensor) -> tuple[Tensor, Record]:
         """See Explorer: sample the student; the teacher's chunk goes into the record."""
-        chunk, record = self.ppo.explore(_part(obs, self.policy.spec), noise)
-        there = {k: v.to(self.limits.device) for k, v in _part(obs, self.teacher.spec).items()}
+        chunk, record = super().explore(newest(obs, self.policy.spec), noise)
+        there = {k: v.to(self.limits.device) for k, v in newest(obs, self.teacher.spec).items()}
         wanted = self.teacher.act(there, deterministic=True)[:, : self.count].clamp(*self.limits)
         return chunk, {**record, "teacher": self.policy.normalizer.normalize(ACTION, wanted)}
 
-    def returns(self, rollout: Rollout) -> Taught:
+    def returns(self, rollout: Rollout) -> ChunkSamples:
         """Compute PPO's samples, and the teacher's chunks at the same rows."""
-        chunks = self.ppo.returns(rollout)
-        return Taught(chunks, rollout.record["teacher"][chunks.advantages.keep])
+        chunks = super().returns(rollout)
+        return chunks._replace(teacher=rollout.record["teacher"][chunks.advantages.keep])
 
-    def update(self, batch: Taught, *, progress: float) -> Metrics:
+    def update(self, batch: ChunkSamples, *, progress: float) -> Metrics:
         """Run all epochs over one rollout; see Learner.update."""
-        weight, (chunks, _) = self.anchor * self.schedule(progress), batch
-        samples = torch.arange(len(chunks.cond), device=chunks.cond.device)
+        self.weight = self.anchor * self.schedule(progress)
         with torch.no_grad():
-            apart = float(self.apart(batch, samples))
-        loss = partial(self.loss, batch, weight=weight)
-        found = self.ppo.learner.update(samples, loss, chunks.cond, chunks.advantages, progress=progress)
-        return {**found, "anchor": weight, "teacher_distance": apart}
+            apart = float(self.apart(batch, torch.arange(len(batch.cond), device=batch.cond.device)))
+        return {**super().update(batch, progress=progress), "anchor": self.weight, "teacher_distance": apart}
 
-    def loss(self, batch: Taught, rows: Tensor, *, weight: float) -> tuple[Tensor, Tensor]:
+    def loss(self, batch: ChunkSamples, rows: Tensor) -> tuple[Tensor, Tensor]:
         """Compute the clipped objective of chunks `rows` [B] with the weighted teacher distance, and its STATS."""
-        loss, stats = self.ppo.loss(batch.chunks, rows)
-        return (loss + weight * self.apart(batch, rows) if weight else loss), stats
+        loss, stats = super().loss(batch, rows)
+        return (loss + self.weight * self.apart(batch, rows) if self.weight else loss), stats
 
-    def apart(self, batch: Taught, rows: Tensor) -> Tensor:
+    def apart(self, batch: ChunkSamples, rows: Tensor) -> Tensor:
         """Compute the distance [] of the student's means to the teacher's chunks, mean over `rows` [B]."""
-        mean, std = self.policy.density(batch.chunks.cond[rows])
-        gap = mean[:, : self.count] - batch.target[rows]
+        assert batch.teacher is not None
+        mean, std = self.policy.density(batch.cond[rows])
+        gap = mean[:, : self.count] - batch.teacher[rows]
         if self.distance == "kl":
             gap = gap / (std[: self.count].detach() * 2**0.5)
         return gap.square().mean()
 
     def state_dict(self) -> dict[str, Any]:
-        return {**self.ppo.state_dict(), "teacher": _fingerprint(self.teacher)}
+        return {**super().state_dict(), "teacher": _fingerprint(self.teacher)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         if abs(state["teacher"] - (found := _fingerprint(self.teacher))) > 1e-6 * abs(found):
             raise CheckpointError(
                 "teacher: its weights are not those that the run began with. Restore them, or give a new run_dir."
             )
-        self.ppo.load_state_dict(state)
-
-
-def _part(obs: Obs, spec: PolicySpec) -> Obs:
-    """Select the observations that a policy of `spec` reads."""
-    return {k: obs[k] if k == BASE_ACTION else obs[k][:, -spec.n_obs_steps :] for k in spec.observation}
+        super().load_state_dict(state)
 
 
 def _fingerprint(policy: Policy) -> float:

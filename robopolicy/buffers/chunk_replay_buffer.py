@@ -2,17 +2,36 @@
 
 from __future__ import annotations
 
+from typing import Any, NamedTuple
+
 import torch
 from torch import Tensor
 
-from robopolicy.buffers.batch import ChunkBatch
 from robopolicy.buffers.replay_buffer import Replay
 from robopolicy.config.schema import Count, Fraction
 from robopolicy.core.specs import PolicySpec
 from robopolicy.core.types import Obs, Step
-from robopolicy.datasets.episodes import Episodes
 
 POLICY, HUMAN, REWIND, DEMONSTRATION = range(4)  # drivers; the first three as in datasets.tables.DRIVERS
+
+
+class ChunkBatch(NamedTuple):
+    """B transitions over the up to Ta primitive steps of an executed chunk, and the actions up to step H."""
+
+    obs: Obs  # [B ...] replay features
+    action: Tensor  # [B H Da] executed, physical units; 0 where `keep` is False
+    keep: Tensor  # [B H] bool: the step belongs to the episode; always for step 0
+    driver: Tensor  # [B H] int64: POLICY, HUMAN, REWIND or DEMONSTRATION
+    reward: Tensor  # [B] Σ γⁱ rᵢ over the first Ta steps or fewer
+    discount: Tensor  # [B] γ^steps·(1 − terminated): what multiplies the value of next_obs
+    next_obs: Obs  # [B ...] after these steps
+
+    def to(self, device: torch.device) -> ChunkBatch:
+        """Copy the batch to `device`."""
+        moved: list[Any] = [
+            {k: v.to(device) for k, v in x.items()} if isinstance(x, dict) else x.to(device) for x in self
+        ]
+        return ChunkBatch(*moved)
 
 
 class ChunkReplay(Replay):
@@ -29,7 +48,7 @@ class ChunkReplay(Replay):
         super().__init__(capacity=capacity, num_envs=num_envs, n_step=spec.n_action_steps, gamma=gamma, spec=spec)
         self.chunks = spec
 
-    def _empty(self, capacity: int) -> ChunkReplay:
+    def empty(self, capacity: int) -> ChunkReplay:
         return ChunkReplay(capacity=capacity, num_envs=1, gamma=self.gamma, spec=self.chunks)
 
     def _allocate(self, obs: Obs, step: Step) -> None:
@@ -45,13 +64,3 @@ class ChunkReplay(Replay):
         action = self.store["action"].flatten(0, 1)[at].masked_fill(~keep[..., None], 0.0)
         driver = torch.take(self.store["driver"], at)
         return ChunkBatch(found.obs, action, keep, driver, found.reward, found.discount, found.next_obs)
-
-    def of_episodes(self, episodes: Episodes, *, obs: Obs) -> ChunkReplay:
-        """See Replay. A dataset without a driver column counts as demonstrations."""
-        replay = super().of_episodes(episodes, obs=obs)
-        assert isinstance(replay, ChunkReplay)
-        driver = torch.full((replay.rows, 1), DEMONSTRATION)
-        if episodes.driver is not None:
-            driver[: episodes.num_frames, 0] = episodes.driver
-        replay.store["driver"] = driver
-        return replay

@@ -1,4 +1,4 @@
-"""Collect experience with the queue that evaluation and deployment run on, so all of them act alike."""
+"""Collect rollouts with the queue that evaluation and deployment run on, so all of them act alike."""
 
 from __future__ import annotations
 
@@ -8,103 +8,11 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from robopolicy.core.types import IMAGES, Metrics, Obs, Step, VecEnv, check_finite
-from robopolicy.envs.wrappers import request_images
-from robopolicy.policies.base import Policy
-from robopolicy.policies.chunk_executor import ChunkQueue, read_rows
+from robopolicy.core.types import IMAGES, Obs, VecEnv, check_finite
+from robopolicy.envs.wrappers import ChunkQueue, read_rows, request_images
+from robopolicy.policies.base import Policy, newest
 
 Record = dict[str, Tensor]
-
-
-class OffPolicy(Protocol):
-    """An algorithm that learns from a replay buffer. Its policy's `replay_features` are stored."""
-
-    policy: Any
-
-    def explore(self, obs: Obs, *, warmup: bool) -> Tensor:
-        """Return actions [B Da], or chunks [B H Da] of which Ta steps are played, in physical units.
-
-        Args:
-            obs: replay features [B ...].
-        """
-        ...
-
-    def update(self, batch: Any, *, learned_steps: int | None) -> Metrics:
-        """Learn from a batch of the replay buffer.
-
-        Args:
-            learned_steps: env steps since learning began; None in a critic-only update.
-        """
-        ...
-
-    def state_dict(self) -> dict[str, Any]: ...
-    def load_state_dict(self, state: dict[str, Any]) -> None: ...
-
-
-class OffPolicyCollector:
-    """Collects experience of an off-policy algorithm, one env step at a time. An action is a chunk of length one.
-
-    Each env plans again when its chunk is used up or its episode has ended.
-    """
-
-    def __init__(self, algo: OffPolicy, env: VecEnv) -> None:
-        self.algo, self.env, self.warmup = algo, env, True
-        spec = algo.policy.spec
-        self.queue = ChunkQueue(
-            self._plan, env.num_envs, action_dim=spec.action.dim, n_action_steps=spec.n_action_steps, device=env.device
-        )
-        reads_images = any(key.startswith(IMAGES) for key in spec.observation)
-        # [N] replay buffers store the images of every frame, or of none.
-        self.every_image = torch.full((env.num_envs,), reads_images, device=env.device)
-        self.obs: Obs = {}  # [N To ...] to act on next
-        self.features: Obs = {}  # [N ...] replay features of `obs`
-
-    def start(self, obs: Obs, features: Obs | None = None) -> None:
-        """Act on `obs` [N To ...] next.
-
-        Args:
-            features: replay features of `obs` [N ...]; None: computed. In a batch of another size they would differ in
-                their last bits, so a resumed run passes the saved ones.
-        """
-        self.obs = obs
-        self.features = self.algo.policy.replay_features(obs) if features is None else features
-
-    def reset(self) -> None:
-        """Start new episodes in all envs."""
-        self.queue.reset()
-        self.start(self.env.reset())
-
-    def collect(self, *, warmup: bool) -> tuple[Obs, Step]:
-        """Take one env step.
-
-        Returns:
-            The replay features [N ...] that were acted on, and the step with the features of its `next_obs`.
-        """
-        self.warmup, features = warmup, self.features
-        action = self.queue.next_action(features, self.env.episode_seed)
-        request_images(self.env, self.every_image)
-        step = self.env.step(action)
-        following = self.algo.policy.replay_features(step.next_obs)
-        self.queue.reset(step.ended)
-        self.start(step.obs, self._first_features(step, following))
-        return features, step._replace(next_obs=following)
-
-    def _first_features(self, step: Step, following: Obs) -> Obs:
-        """Return the features to act on next [N ...]: `following`, or those of the first frame of a new episode.
-
-        Only new episodes are encoded, since encoding images costs more than everything else.
-        """
-        if not bool(step.ended.any()):
-            return following
-        first = self.algo.policy.replay_features({k: v[step.ended] for k, v in step.obs.items()})
-        features = {k: v.clone() for k, v in following.items()}
-        for key, value in first.items():
-            features[key][step.ended] = value
-        return features
-
-    def _plan(self, features: Obs, rows: Tensor, noise: Tensor | None) -> Tensor:
-        chunk = self.algo.explore({k: v[rows] for k, v in features.items()}, warmup=self.warmup)
-        return chunk if chunk.ndim == 3 else chunk[:, None]
 
 
 class Explorer(Protocol):
@@ -189,7 +97,7 @@ class RolloutCollector:
             steps += int(step.steps.sum())
             if bool(step.ended.any()):
                 if bool(step.truncated.any()):
-                    finals.append({k: v[step.truncated] for k, v in self._policy_obs(step.next_obs).items()})
+                    finals.append({k: v[step.truncated] for k, v in newest(step.next_obs, self.spec).items()})
                 success += step.success[step.ended & step.valid].float().tolist()
                 self.queue.reset(step.ended)
             self.obs = step.obs
@@ -198,7 +106,7 @@ class RolloutCollector:
         self.queue.replan()
         records, self.records = self.records, []
         record = {k: torch.cat([r[k] for r in records]) for k in records[0]}
-        last_obs = self._policy_obs(self.obs)
+        last_obs = newest(self.obs, self.spec)
         final_obs = {k: torch.cat([f[k] for f in finals]) if finals else v[:0] for k, v in last_obs.items()}
         reward = torch.where(valid, reward, 0.0)
         info = {k: v / length for k, v in sums.items()}
@@ -210,10 +118,6 @@ class RolloutCollector:
         chunk, record = self.explorer.explore(read_rows(obs, rows, self.reads), noise)
         self.records.append(record)
         return chunk
-
-    def _policy_obs(self, obs: Obs) -> Obs:
-        """Select the policy's keys and its last To frames of `obs`."""
-        return {k: obs[k][:, -self.spec.n_obs_steps :] for k in self.spec.observation}
 
     def state_dict(self) -> dict[str, Any]:
         return {"env": self.env.state_dict(), "executor": self.queue.state_dict(), "obs": self.obs}  # type: ignore[attr-defined]

@@ -1,4 +1,4 @@
-"""Load recorded rollouts of several datasets for an off-policy learner."""
+"""Load recorded rollouts of several datasets, and give them a share of the batches of an off-policy learner."""
 
 from __future__ import annotations
 
@@ -7,9 +7,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
-from robopolicy.core.errors import DataError, SpecError
-from robopolicy.core.types import BASE_ACTION
+from robopolicy.buffers.chunk_replay_buffer import DEMONSTRATION, ChunkReplay
+from robopolicy.buffers.relabeling import read_frames
+from robopolicy.buffers.replay_buffer import Replay, Source
+from robopolicy.core.errors import ConfigError, DataError, SpecError
+from robopolicy.core.types import BASE_ACTION, Obs
 from robopolicy.datasets.compatibility import data_problems
 from robopolicy.datasets.episodes import Episodes, concatenate
 from robopolicy.datasets.lerobot_reader import load_episodes
@@ -45,3 +49,69 @@ def load_rollouts(datasets: Mapping[str, Path], policy: Policy) -> Episodes:
         driver = torch.full((part.num_frames,), _POLICY) if part.driver is None else part.driver
         parts.append(replace(part, driver=driver))
     return concatenate(parts)
+
+
+def batch_sources(
+    online: Replay, recorded: dict[str, tuple[Episodes, float]], policy: Policy, batch_size: int
+) -> list[Source]:
+    """Return the replay buffers, of online and of recorded data, with their shares of a batch.
+
+    Args:
+        recorded: {key of the loop that sets the fraction: (episodes, fraction)}.
+
+    Raises:
+        ConfigError: the fractions are more than a whole batch.
+    """
+    offline = [
+        Source(replay_of_episodes(online, episodes, obs=read_frames(episodes, policy)), round(batch_size * fraction))
+        for episodes, fraction in recorded.values() if fraction
+    ]  # fmt: skip
+    rest = batch_size - sum(source.size for source in offline)
+    if rest < 0:
+        fractions = " and ".join(f"loop.{key}={fraction}" for key, (_, fraction) in recorded.items())
+        raise ConfigError(f"{fractions} are more than a whole batch of {batch_size}. Lower one of them.")
+    return [Source(online, rest), *offline]
+
+
+def replay_of_episodes(like: Replay, episodes: Episodes, *, obs: Obs) -> Replay:
+    """Make a buffer with the windows of `like` over stored episodes, as one timeline of F frames.
+
+    A dataset lacks the frame after an episode's last action. So without termination an episode's last transition
+    is not valid, and windows stop before it. A dataset without a driver column counts as demonstrations.
+
+    Args:
+        obs: [F ...] stored in place of the episodes' observations (robopolicy.buffers.relabeling.read_frames).
+
+    Raises:
+        DataError: the dataset has neither rewards nor successes, or none of its transitions is valid.
+    """
+    if not episodes.outcomes:
+        raise DataError(
+            "dataset: has neither rewards nor successes, which learning from its transitions needs. Where every "
+            "episode is a good one, say so once with annotate_dataset(path, action_spec=…, outcomes='success'); "
+            "or leave its transitions out with loop.demo_fraction=0"
+        )
+    frames, pad = episodes.num_frames, like.n_step + 1
+    replay = like.empty(frames + pad)
+    last = torch.zeros(frames, dtype=torch.bool)
+    last[episodes.starts[1:] - 1] = True
+    valid = ~last | episodes.terminated
+    if not bool(valid.any()):
+        raise DataError("no transition of the dataset can be learned from: no episode terminates or has two frames")
+
+    def padded(value: Tensor) -> Tensor:
+        # Rows that are never valid allow sampling of the newest episode's windows too.
+        return torch.cat([value, value[-1:].expand(pad, *value.shape[1:]).clone()])[:, None]
+
+    replay.obs = {k: padded(v) for k, v in obs.items()}
+    replay.final = {k: v[last] for k, v in obs.items()}  # stands in for the successor; its discount is 0
+    columns = {
+        "action": episodes.action, "reward": episodes.reward, "terminated": episodes.terminated, "ended": last,
+        "valid": valid, "slot": torch.where(last, last.cumsum(0) - 1, -1),
+    }  # fmt: skip
+    if isinstance(replay, ChunkReplay):
+        columns["driver"] = torch.full((frames,), DEMONSTRATION) if episodes.driver is None else episodes.driver
+    replay.store = {k: padded(v) for k, v in columns.items()}
+    replay.store["valid"][frames:] = False
+    replay.added = frames + pad
+    return replay

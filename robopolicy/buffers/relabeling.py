@@ -9,8 +9,8 @@ from torch import Tensor
 
 from robopolicy.core.types import BASE_ACTION, Obs
 from robopolicy.datasets.episodes import Episodes
+from robopolicy.envs.wrappers import ChunkExecutor
 from robopolicy.policies.base import Policy, use_tasks
-from robopolicy.policies.chunk_executor import ChunkExecutor
 
 CHUNK = 512  # frames that are encoded at a time
 

@@ -1,20 +1,36 @@
-"""Store vectorised experience; form n-step returns and discounts at sampling."""
+"""Store vectorised experience; form n-step returns and discounts at sampling; mix the batches of several buffers."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from robopolicy.buffers.batch import Batch
 from robopolicy.config.schema import Count, Fraction
 from robopolicy.core.errors import DataError
 from robopolicy.core.specs import PolicySpec
 from robopolicy.core.types import Obs, Step, check_finite
-from robopolicy.datasets.episodes import Episodes
 
 _TRIES = 1_000  # draws before the buffer is taken to hold hardly any valid transition
+_AT_ONCE = 8  # batches sampled together: where observations are small, many windows cost little more than few
+
+
+class Batch(NamedTuple):
+    """B transitions over up to n primitive steps."""
+
+    obs: Obs  # [B ...] single frames
+    action: Tensor  # [B Da] executed first action, physical units
+    reward: Tensor  # [B] Σ γⁱ rᵢ over the window
+    discount: Tensor  # [B] γ^steps·(1 − terminated): what multiplies the value of next_obs
+    next_obs: Obs  # [B ...] the true successor after the window
+
+    def to(self, device: torch.device) -> Batch:
+        """Copy the batch to `device`."""
+        obs = {k: v.to(device) for k, v in self.obs.items()}
+        next_obs = {k: v.to(device) for k, v in self.next_obs.items()}
+        return Batch(obs, self.action.to(device), self.reward.to(device), self.discount.to(device), next_obs)
 
 
 class Replay:
@@ -78,11 +94,9 @@ class Replay:
         for key, value in obs.items():
             self.obs[key][row] = value
         ended = step.ended
-        self.store["action"][row] = step.executed
-        self.store["reward"][row] = step.reward
-        self.store["terminated"][row] = step.terminated
-        self.store["ended"][row] = ended
-        self.store["valid"][row] = step.valid
+        for key in ("reward", "terminated", "valid"):
+            self.store[key][row] = getattr(step, key)
+        self.store["action"][row], self.store["ended"][row] = step.executed, ended
         self.store["slot"][row] = -1
         if bool(ended.any()):
             envs = ended.nonzero()[:, 0]
@@ -102,14 +116,11 @@ class Replay:
         shape = (self.rows, self.num_envs)
         self.obs = {k: torch.zeros(*shape, *v.shape[1:], dtype=v.dtype) for k, v in obs.items()}
         self.final = {k: torch.zeros(0, *v.shape[1:], dtype=v.dtype) for k, v in obs.items()}
+        flags = {key: torch.zeros(shape, dtype=torch.bool) for key in ("terminated", "ended", "valid")}
         self.store = {
-            "action": torch.zeros(*shape, step.executed.shape[-1]),
-            "reward": torch.zeros(shape),
-            "terminated": torch.zeros(shape, dtype=torch.bool),
-            "ended": torch.zeros(shape, dtype=torch.bool),
-            "valid": torch.zeros(shape, dtype=torch.bool),
+            "action": torch.zeros(*shape, step.executed.shape[-1]), "reward": torch.zeros(shape), **flags,
             "slot": torch.full(shape, -1, dtype=torch.int64),
-        }
+        }  # fmt: skip
 
     def _slot(self) -> int:
         if not self.free:
@@ -180,54 +191,9 @@ class Replay:
         goes_on[:, 1:] &= ~torch.take(self.store["ended"], at[:, :-1])
         return at, goes_on.cumprod(dim=1, dtype=torch.uint8).bool()
 
-    def _empty(self, capacity: int) -> Replay:
+    def empty(self, capacity: int) -> Replay:
         """Make another buffer for one env, with the same windows."""
         return Replay(capacity=capacity, num_envs=1, n_step=self.n_step, gamma=self.gamma)
-
-    def of_episodes(self, episodes: Episodes, *, obs: Obs) -> Replay:
-        """Make another buffer with the same windows, over stored episodes as one timeline of F frames.
-
-        A dataset lacks the frame after an episode's last action. So without termination an episode's last transition
-        is not valid, and windows stop before it.
-
-        Args:
-            obs: [F ...] stored in place of the episodes' observations (robopolicy.buffers.relabeling.read_frames).
-
-        Raises:
-            DataError: the dataset has neither rewards nor successes, or none of its transitions is valid.
-        """
-        if not episodes.outcomes:
-            raise DataError(
-                "dataset: has neither rewards nor successes, which learning from its transitions needs. Where every "
-                "episode is a good one, say so once with annotate_dataset(path, action_spec=…, outcomes='success'); "
-                "or leave its transitions out with loop.demo_fraction=0"
-            )
-        frames, pad = episodes.num_frames, self.n_step + 1
-        replay = self._empty(frames + pad)
-        last = torch.zeros(frames, dtype=torch.bool)
-        last[episodes.starts[1:] - 1] = True
-
-        def padded(value: Tensor) -> Tensor:
-            # Rows that are never valid allow sampling of the newest episode's windows too.
-            return torch.cat([value, value[-1:].expand(pad, *value.shape[1:]).clone()])[:, None]
-
-        replay.obs = {k: padded(v) for k, v in obs.items()}
-        replay.final = {k: v[last] for k, v in obs.items()}  # stands in for the successor; its discount is 0
-        slot = torch.where(last, last.cumsum(0) - 1, -1)
-        valid = ~last | episodes.terminated
-        replay.store = {
-            "action": padded(episodes.action),
-            "reward": padded(episodes.reward),
-            "terminated": padded(episodes.terminated),
-            "ended": padded(last),
-            "valid": padded(valid),
-            "slot": padded(slot),
-        }
-        replay.store["valid"][frames:] = False
-        replay.added = frames + pad
-        if not bool(valid.any()):
-            raise DataError("no transition of the dataset can be learned from: no episode terminates or has two frames")
-        return replay
 
     def state_dict(self) -> dict[str, Any]:
         size = self.size  # rows that were never written are not saved
@@ -248,3 +214,37 @@ class Replay:
         self.obs = {k: grown(v) for k, v in state["obs"].items()}
         self.final = {k: v.clone() for k, v in state["final"].items()}
         self.store = {k: grown(v, -1 if k == "slot" else 0) for k, v in state["store"].items()}
+
+
+class Source(NamedTuple):
+    """A replay buffer and its transitions in each batch."""
+
+    replay: Replay
+    size: int
+
+
+class BatchSampler:
+    """Draws batches to which each source contributes a fixed number of transitions."""
+
+    def __init__(self, sources: list[Source], generator: torch.Generator) -> None:
+        self.sources, self.generator = sources, generator
+
+    def draw(self, count: int) -> Iterator[Any]:
+        """Yield `count` batches, rows in the order of the sources."""
+        for first in range(0, count, _AT_ONCE):
+            many = min(_AT_ONCE, count - first)
+            parts = [s.replay.sample(many * s.size, self.generator) for s in self.sources if s.size]
+            yield from split_batches(parts, many)
+
+
+def split_batches[Rows: tuple[Any, ...]](parts: list[Rows], count: int) -> list[Rows]:
+    """Split samples into `count` batches, each with an equal share [B/count] of every part [B], in their order."""
+
+    def mix(values: list[Any]) -> Any:
+        if isinstance(values[0], Tensor):
+            return torch.cat([v.unflatten(0, (count, len(v) // count)) for v in values], dim=1).unbind()
+        mixed = {k: mix([obs[k] for obs in values]) for k in values[0]}
+        return [{k: v[i] for k, v in mixed.items()} for i in range(count)]
+
+    columns = [mix(list(column)) for column in zip(*parts, strict=True)]
+    return [type(parts[0])(*row) for row in zip(*columns, strict=True)]

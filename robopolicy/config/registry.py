@@ -75,7 +75,7 @@ _SLOTS: dict[str, dict[str, Any]] = {  # slot → name → "module:attribute", o
         "diffusion": "robopolicy.policies.diffusion:DiffusionPolicy",
         "flow": "robopolicy.policies.flow:FlowPolicy",
         "gaussian": "robopolicy.policies.gaussian:GaussianPolicy",
-        "zero_action": "robopolicy.policies.zero_action:ZeroActionPolicy",
+        "zero_action": "robopolicy.policies.residual:ZeroActionPolicy",
         "lerobot": "robopolicy.policies.lerobot.policy:LeRobotPolicy",
         "lerobot_flow": "robopolicy.policies.lerobot.flow:LeRobotFlow",
         "mixture": "robopolicy.policies.mixture:MixturePolicy",

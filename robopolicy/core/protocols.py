@@ -1,11 +1,13 @@
-"""Interfaces of the services that a run hands to loops, recorders and gates: metrics, progress and checkpoints."""
+"""Interfaces of off-policy algorithms, and of the services that a run hands to loops, recorders and gates."""
 
 from __future__ import annotations
 
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
-from robopolicy.core.types import Metrics
+from torch import Tensor
+
+from robopolicy.core.types import Metrics, Obs
 
 
 class Progress(Protocol):
@@ -33,3 +35,28 @@ class Checkpoints(Protocol):
 
     def save(self, step: int, *, policy: Any, state: dict[str, Any], best: bool = False) -> Any: ...
     def latest(self) -> dict[str, Any] | None: ...
+
+
+class OffPolicy(Protocol):
+    """An algorithm that learns from a replay buffer. Its policy's `replay_features` are stored."""
+
+    policy: Any
+
+    def explore(self, obs: Obs, *, warmup: bool) -> Tensor:
+        """Return actions [B Da], or chunks [B H Da] of which Ta steps are played, in physical units.
+
+        Args:
+            obs: replay features [B ...].
+        """
+        ...
+
+    def update(self, batch: Any, *, learned_steps: int | None) -> Metrics:
+        """Learn from a batch of the replay buffer.
+
+        Args:
+            learned_steps: env steps since learning began; None in a critic-only update.
+        """
+        ...
+
+    def state_dict(self) -> dict[str, Any]: ...
+    def load_state_dict(self, state: dict[str, Any]) -> None: ...

@@ -1,22 +1,22 @@
-"""Wrap envs for policies: stack the observation history, and add a base policy's action to the observation.
+"""Stand between a policy and an env: queues of planned actions, the observation history, the base's action.
 
-There are two pipelines. Learners on a base use BaseActionEnv(HistoryEnv(env), base). All others use HistoryEnv(env).
-In either, GroupedEnv(env) may take the place of env. Simulated, imagined and real envs are wrapped alike.
+Evaluation, BaseActionEnv, both collectors and the robot run the same queue, so a policy acts alike in all of them.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from itertools import chain
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from robopolicy.core.errors import SpecError
-from robopolicy.core.specs import check_fits
-from robopolicy.core.types import BASE_ACTION, TASK, Feature, Obs, Selective, Stateful, Step, VecEnv
+from robopolicy.core.rng import keyed_normal
+from robopolicy.core.specs import PolicySpec
+from robopolicy.core.types import BASE_ACTION, IMAGES, Feature, Obs, Selective, Stateful, Step, VecEnv
 from robopolicy.policies.base import Policy
-from robopolicy.policies.chunk_executor import ChunkExecutor
 
 
 class Wrapper:
@@ -27,8 +27,7 @@ class Wrapper:
     """
 
     def __init__(self, env: VecEnv) -> None:
-        self.env = env
-        self.spec = env.spec
+        self.env, self.spec = env, env.spec
         self.num_envs, self.device = env.num_envs, env.device
 
     @property
@@ -53,21 +52,9 @@ def request_images(env: VecEnv, rows: Tensor) -> None:
 
 
 class HistoryEnv(Wrapper):
-    """Stacks the last `length` frames: every key becomes [N To ...]; an episode's first frame is repeated.
-
-    Raises:
-        SpecError: the env stacks already; or its episodes branch off from others, so that a repeated first frame would
-            wrongly mean that nothing moved.
-    """
+    """Stacks the last `length` frames: every key becomes [N To ...]; an episode's first frame is repeated."""
 
     def __init__(self, env: VecEnv, length: int) -> None:
-        if env.spec.history or env.spec.chunk:
-            raise SpecError(f"{env.spec.id}: HistoryEnv goes directly on an env that emits single frames")
-        if env.spec.branches and length > 1:
-            raise SpecError(
-                f"{env.spec.id}: the policy reads {length} frames, and branches begin with one. Leave world.branch "
-                "away, or take a policy with n_obs_steps=1."
-            )
         super().__init__(env)
         self.spec = replace(env.spec, history=length)
         self.length = length
@@ -112,13 +99,6 @@ class BaseActionEnv(Wrapper):
     """
 
     def __init__(self, env: VecEnv, base: Policy) -> None:
-        if not env.spec.history or env.spec.chunk:
-            raise SpecError(f"{env.spec.id}: BaseActionEnv goes on HistoryEnv(env); found {type(env).__name__}")
-        if env.spec.history < base.spec.n_obs_steps:
-            raise SpecError(
-                f"{env.spec.id}: the base reads {base.spec.n_obs_steps} frames, HistoryEnv stacks {env.spec.history}"
-            )
-        check_fits(base.spec, env.spec, ignore=[BASE_ACTION])
         super().__init__(env)
         feature = Feature((env.spec.action.dim,), names=env.spec.action.names)
         self.spec = replace(env.spec, observation={**env.spec.observation, BASE_ACTION: feature})
@@ -127,27 +107,23 @@ class BaseActionEnv(Wrapper):
     def reset(self, seeds: Tensor | None = None) -> Obs:
         obs = self.env.reset(seeds)
         self.executor.reset()
-        return self._with(obs, self.executor.next_action(obs, self.env.episode_seed))
+        return {**obs, BASE_ACTION: self.executor.next_action(obs, self.env.episode_seed)}
 
     def step(self, action: Tensor) -> Step:
         seed = self.env.episode_seed.clone()
         step = self.env.step(action)
         following = self.executor.next_action(step.next_obs, seed)
-        next_obs = self._with(step.next_obs, following)
+        next_obs = {**step.next_obs, BASE_ACTION: following}
         obs, ended = next_obs, step.ended
         if bool(ended.any()):
             self.executor.reset(ended)
             first = self.executor.next_action(step.obs, self.env.episode_seed, mask=ended)
-            obs = self._with(step.obs, torch.where(ended[:, None], first, following))
+            obs = {**step.obs, BASE_ACTION: torch.where(ended[:, None], first, following)}
         return step._replace(obs=obs, next_obs=next_obs)
 
     def request_images(self, rows: Tensor) -> None:
         """See Selective; the base reads images where it will plan."""
         request_images(self.env, rows | self.executor.needs_images)
-
-    @staticmethod
-    def _with(obs: Obs, base_action: Tensor) -> Obs:
-        return {**obs, BASE_ACTION: base_action}
 
     def state_dict(self) -> dict[str, Any]:
         return {"env": super().state_dict()["env"], "executor": self.executor.state_dict()}
@@ -157,40 +133,117 @@ class BaseActionEnv(Wrapper):
         self.executor.load_state_dict(state["executor"])
 
 
-def wrap_for(policy: Policy, env: VecEnv, *, teacher: Policy | None = None) -> VecEnv:
-    """Wrap `env` as `policy` needs it: with a history, and with a base action for each policy underneath.
+# Chunks [R H Da] for `rows` [R] of observations [N ...] and noise [R *noise_shape]; noise is None where none is drawn.
+Plan = Callable[[Obs, Tensor, Tensor | None], Tensor]
+
+
+def read_rows(obs: Obs, rows: Tensor, spec: PolicySpec) -> Obs:
+    """Select the keys of `spec` and its last To frames, at `rows` [R] of `obs` [N ≥To ...]."""
+    return {k: obs[k][rows] if k == BASE_ACTION else obs[k][rows, -spec.n_obs_steps :] for k in spec.observation}
+
+
+class ChunkQueue:
+    """Queues of planned actions for N envs: pops one per step and plans again where a queue is empty.
+
+    Noise is keyed by (episode seed, episode step at planning), so an env's actions depend on its own episode only.
 
     Args:
-        teacher: another policy that acts on the same observations.
-
-    Raises:
-        SpecError: policy and env do not fit (all differences are listed), or both policy and teacher have a base.
+        plan: see Plan. action_dim: Da.
+        n_action_steps: Ta, actions of each chunk that are executed.
+        noise_shape: shape of the noise of one chunk; () for none.
+        stream: number of the noise stream. Policies on top of one another draw from separate streams.
+        device: the env's. Observations, seeds, noise and actions are there.
     """
-    chain, beside = chain_of(policy), [] if teacher is None else chain_of(teacher)
-    bases = chain[1:] or beside[1:]
-    if chain[1:] and beside[1:]:
-        raise SpecError(f"teacher: {type(teacher).__name__} and the policy both have a policy underneath, and only one "
-                        f"of these can be in {BASE_ACTION!r}")  # fmt: skip
-    for member in (*chain, *beside):
-        check_fits(member.spec, env.spec, ignore=[BASE_ACTION] if member.base is not None else [])
-        blind = member.base is not None and TASK in member.base.spec.observation and TASK not in member.spec.observation
-        if blind and len(env.spec.tasks) > 1:
-            raise SpecError(
-                f"{env.spec.id}: has {len(env.spec.tasks)} tasks, which the base tells apart by {TASK!r} and "
-                f"{type(member).__name__} does not. Refine it on one task at a time."
-            )
-        if TASK in member.spec.observation and member.spec.tasks != env.spec.tasks:
-            raise SpecError(
-                f"{env.spec.id}: its instructions are not those that the policy was trained on, or in another order: "
-                f"{', '.join(sorted(set(env.spec.tasks) ^ set(member.spec.tasks))[:6]) or 'the same ones'}. A policy "
-                "that reads instructions (policy=vla) takes others where it is loaded for the env."
-            )
-    wrapped: VecEnv = HistoryEnv(env, max(member.spec.n_obs_steps for member in (*chain, *beside)))
-    for base in reversed(bases):
-        wrapped = BaseActionEnv(wrapped, base)
-    return wrapped
+
+    def __init__(
+        self,
+        plan: Plan,
+        num_envs: int,
+        *,
+        action_dim: int,
+        n_action_steps: int,
+        noise_shape: tuple[int, ...] = (),
+        stream: int = 0,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        self.plan, self.num_envs, self.n_action_steps = plan, num_envs, n_action_steps
+        self.noise_shape, self.stream = noise_shape, stream
+        self.queue = torch.zeros(num_envs, n_action_steps, action_dim, device=device)
+        self.left = torch.zeros(num_envs, dtype=torch.int64, device=device)  # actions still in the queue
+        self.clock = torch.zeros(num_envs, dtype=torch.int64, device=device)  # steps since the episode began
+        self.planned = self.left[:0]  # [R] envs that the latest `next_action` planned for
+        self.rows = torch.arange(num_envs, device=device)
+
+    def reset(self, mask: Tensor | None = None) -> None:
+        """Empty the queues and restart the clocks of the envs in `mask` [N] bool (all when None)."""
+        for counter in (self.left, self.clock):
+            counter.zero_() if mask is None else counter.masked_fill_(mask, 0)
+
+    def replan(self) -> None:
+        """Drop the queued actions: every env plans at its next step. Clocks go on."""
+        self.left.zero_()
+
+    @torch.no_grad()
+    def next_action(self, obs: Obs, seed: Tensor, *, mask: Tensor | None = None) -> Tensor:
+        """Return the next primitive action of every env in `mask` [N] bool (all when None).
+
+        Args:
+            obs: [N ...], as `plan` reads it.
+            seed: [N] int64 episode seeds.
+
+        Returns:
+            [N Da] physical units; rows outside `mask` are stale and must not be used.
+        """
+        empty = self.left == 0 if mask is None else (self.left == 0) & mask
+        self.planned = rows = empty.nonzero()[:, 0]
+        if len(rows):
+            noise = None
+            if self.noise_shape:
+                noise = keyed_normal(seed[rows], self.clock[rows], self.noise_shape, stream=self.stream)
+            self.queue[rows] = self.plan(obs, rows, noise)[:, : self.n_action_steps].to(self.queue)
+            self.left[rows] = self.n_action_steps
+        action = self.queue[self.rows, (self.n_action_steps - self.left).clamp_(max=self.n_action_steps - 1)]
+        executed = 1 if mask is None else mask.to(torch.int64)
+        self.left -= executed
+        self.clock += executed
+        return action
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"queue": self.queue.clone(), "left": self.left.clone(), "clock": self.clock.clone()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        for name in ("queue", "left", "clock"):
+            getattr(self, name).copy_(state[name])
 
 
-def chain_of(policy: Policy) -> list[Policy]:
-    """List `policy` and the policies underneath it, from the top."""
-    return [policy] if policy.base is None else [policy, *chain_of(policy.base)]
+class ChunkExecutor(ChunkQueue):
+    """Runs a policy: a ChunkQueue that `policy.act` fills.
+
+    A policy's noise stream is its depth, so a base draws the same noise alone and under a residual. The policy may
+    be on another device than the env: noise is drawn on the env's device, so that it is the same everywhere.
+
+    Args:
+        deterministic: plan the policy's mode instead of a sample.
+    """
+
+    def __init__(
+        self, policy: Policy, num_envs: int, *, device: torch.device | str = "cpu", deterministic: bool = False
+    ) -> None:
+        spec = policy.spec
+        super().__init__(
+            self._act, num_envs, action_dim=spec.action.dim, n_action_steps=spec.n_action_steps,
+            noise_shape=policy.noise_shape, stream=policy.depth, device=device,
+        )  # fmt: skip
+        self.policy, self.deterministic = policy, deterministic
+        self.reads_images = any(key.startswith(IMAGES) for key in spec.observation)
+
+    @property
+    def needs_images(self) -> Tensor:
+        """[N] bool: envs whose next images the policy will read, if their episode goes on."""
+        return (self.left == 0) & self.reads_images
+
+    def _act(self, obs: Obs, rows: Tensor, noise: Tensor | None) -> Tensor:
+        held = next(chain(self.policy.parameters(), self.policy.buffers()), self.queue)  # a policy may hold no tensor
+        part = {k: v.to(held.device) for k, v in read_rows(obs, rows, self.policy.spec).items()}
+        noise = noise if noise is None else noise.to(held.device)
+        return self.policy.act(part, noise=noise, deterministic=self.deterministic)

@@ -14,7 +14,7 @@ from robopolicy.config.schema import Count, Fraction
 from robopolicy.core.errors import SpecError
 from robopolicy.core.rng import keyed_normal, keyed_uniform
 from robopolicy.core.types import Obs, VecEnv
-from robopolicy.policies.chunk_executor import ChunkExecutor
+from robopolicy.envs.wrappers import ChunkExecutor
 from robopolicy.runs.checkpointer import load_policy
 
 _STREAM = 9401  # level of an episode, noise of a step, noise of a block: this and the next two

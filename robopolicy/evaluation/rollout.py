@@ -16,10 +16,10 @@ from torch import Tensor
 
 from robopolicy.core.errors import SpecError
 from robopolicy.core.types import TASK, Obs, Step, VecEnv
-from robopolicy.envs.wrappers import request_images, wrap_for
+from robopolicy.envs.wrap_for import wrap_for
+from robopolicy.envs.wrappers import ChunkExecutor, request_images
 from robopolicy.evaluation.episode_table import COLUMNS, EpisodeTable
 from robopolicy.policies.base import Policy
-from robopolicy.policies.chunk_executor import ChunkExecutor
 from robopolicy.utils.provenance import version
 
 

@@ -13,10 +13,10 @@ from robopolicy.core.errors import CheckpointError, SpecError, closest
 from robopolicy.core.specs import check_features
 from robopolicy.core.types import BASE_ACTION, TASK, Feature, Obs
 from robopolicy.core.untrusted import read_json
-from robopolicy.envs.wrappers import chain_of
+from robopolicy.envs.wrap_for import chain_of
+from robopolicy.envs.wrappers import ChunkExecutor
 from robopolicy.lerobot_plugin.configuration_robopolicy import RobopolicyConfig
 from robopolicy.policies.base import Policy
-from robopolicy.policies.chunk_executor import ChunkExecutor
 from robopolicy.policies.io import load_policy
 from robopolicy.policies.lerobot.config import decode
 from robopolicy.policies.lerobot.find import CONFIG, download

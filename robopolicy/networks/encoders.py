@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from robopolicy.config.schema import Count, Natural
 from robopolicy.core.errors import SpecError
 from robopolicy.core.specs import PolicySpec
 from robopolicy.core.types import IMAGES, TASK, Obs
@@ -36,11 +37,12 @@ class ObservationEncoder(nn.Module):
     def __init__(
         self,
         spec: PolicySpec,
+        /,
         *,
         state_encoder: Callable[[int], nn.Module] | None = None,
         image_encoder: Callable[[tuple[int, ...]], nn.Module] | None = None,
-        image_shift: int = 4,
-        task_dim: int = 16,
+        image_shift: Natural = 4,
+        task_dim: Count = 16,
         task_weights: bool = True,
     ) -> None:
         super().__init__()

@@ -25,10 +25,7 @@ class ConvEncoder(nn.Module):
     def __init__(self, shape: tuple[int, ...], *, dims: tuple[int, ...] = (32, 64, 64, 64), out_dim: int = 64) -> None:
         super().__init__()
         self.out_dim = out_dim
-        layers: list[nn.Module] = []
-        for i, (a, b) in enumerate(zip((shape[0], *dims), dims, strict=False)):
-            layers += [nn.Conv2d(a, b, 3, stride=2 if i < 3 else 1, padding=1), nn.GroupNorm(8, b), nn.SiLU()]
-        self.net = nn.Sequential(*layers, nn.Conv2d(dims[-1], dims[-1], 1))
+        self.net = convolutions(shape[0], dims, dims[-1], halved=3)
         self.head = nn.Sequential(nn.Linear(3 * dims[-1], out_dim), nn.LayerNorm(out_dim))
 
     def forward(self, image: Tensor) -> Tensor:
@@ -90,12 +87,8 @@ class ConvTokens(MeanOutline):
 
     def __init__(self, shape: tuple[int, ...], *, width: int, dims: tuple[int, ...] = (32, 64, 128)) -> None:
         super().__init__()
-        layers: list[nn.Module] = []
-        height, breadth = shape[1:]
-        for a, b in zip((shape[0], *dims), dims, strict=False):
-            layers += [nn.Conv2d(a, b, 3, stride=2, padding=1), nn.GroupNorm(8, b), nn.SiLU()]
-            height, breadth = (height + 1) // 2, (breadth + 1) // 2
-        self.net = nn.Sequential(*layers, nn.Conv2d(dims[-1], width, 1))
+        self.net = convolutions(shape[0], dims, width, halved=len(dims))
+        height, breadth = (-(-side // 2 ** len(dims)) for side in shape[1:])  # each layer rounds up
         self.count, self.outline_dim = height * breadth, width  # n
         self.position = nn.Parameter(0.02 * torch.randn(self.count, width))
 
@@ -136,10 +129,7 @@ class KeypointTokens(nn.Module):
         self, shape: tuple[int, ...], *, width: int, dims: tuple[int, ...] = (16, 32, 32), count: int = 32
     ) -> None:
         super().__init__()
-        layers: list[nn.Module] = []
-        for i, (a, b) in enumerate(zip((shape[0], *dims), dims, strict=False)):
-            layers += [nn.Conv2d(a, b, 3, stride=2 if i < 2 else 1, padding=1), nn.GroupNorm(8, b), nn.SiLU()]
-        self.net = nn.Sequential(*layers, nn.Conv2d(dims[-1], count, 1))
+        self.net = convolutions(shape[0], dims, count, halved=2)
         self.count, self.outline_dim = count, 3 * count  # n
         self.place = nn.Linear(3, width)
         self.feature = nn.Parameter(torch.randn(count, width))  # identifies the feature
@@ -169,6 +159,14 @@ class PlainBlock(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         x = x + self.attention(x)
         return x + self.feed(x)
+
+
+def convolutions(channels: int, dims: tuple[int, ...], out: int, *, halved: int) -> nn.Sequential:
+    """Convolutions of 3×3 to `dims` channels, of which the first `halved` halve the resolution, and one of 1×1."""
+    layers: list[nn.Module] = []
+    for i, (a, b) in enumerate(zip((channels, *dims), dims, strict=False)):
+        layers += [nn.Conv2d(a, b, 3, stride=2 if i < halved else 1, padding=1), nn.GroupNorm(8, b), nn.SiLU()]
+    return nn.Sequential(*layers, nn.Conv2d(dims[-1], out, 1))
 
 
 def keypoints(maps: Tensor) -> Tensor:

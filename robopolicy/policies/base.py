@@ -15,6 +15,7 @@ from robopolicy.core.specs import PolicySpec
 from robopolicy.core.types import BASE_ACTION, TASK, Metrics, Obs
 from robopolicy.datasets.episodes import Episodes
 from robopolicy.datasets.retrieval import Memory
+from robopolicy.networks.encoders import ObservationEncoder
 from robopolicy.policies.denoising_chain import ChainNoise, DenoisingChain
 from robopolicy.policies.normalizer import ACTION, Normalizer
 
@@ -39,6 +40,11 @@ class Policy(nn.Module):
         super().__init__()
         self.base = None  # not a class attribute: that would hide a module registered under this name
         self.memory = None
+
+    @property
+    def depth(self) -> int:
+        """Number of policies underneath."""
+        return 0 if self.base is None else 1 + self.base.depth
 
     @abstractmethod
     def act(self, obs: Obs, *, noise: Tensor | None = None, deterministic: bool = False) -> Tensor:
@@ -99,16 +105,28 @@ class Policy(nn.Module):
         raise NotImplementedError(f"{type(self).__name__} is not trained by imitation")
 
 
+def newest(obs: Obs, spec: PolicySpec) -> Obs:
+    """Select the keys of `spec` and its last To frames of obs [B ≥To ...]; `base_action` has no history axis."""
+    return {k: obs[k] if k == BASE_ACTION else obs[k][:, -spec.n_obs_steps :] for k in spec.observation}
+
+
 class LikelihoodPolicy(Policy):
-    """A policy over chunks whose density is known. `cond_dim`: C of the encoded observation."""
+    """A policy over chunks whose density is known. `cond_dim`: C of the encoded observation.
+
+    The config is checked against ObservationEncoder's keywords too, which constructors take as `**options`.
+    """
 
     normalizer: Normalizer
     encoder: nn.Module
     cond_dim: int
 
-    @abstractmethod
+    @staticmethod
+    def forwards_to(given: object) -> tuple[type, ...]:
+        return (ObservationEncoder,)
+
     def encode(self, obs: Obs) -> Tensor:
         """cond [B C] from obs [B To ...] in physical units."""
+        return self.encoder(self.normalizer.observation(obs))
 
     @abstractmethod
     def draw(self, cond: Tensor, noise: Tensor | None) -> Tensor:

@@ -6,7 +6,7 @@ import copy
 from abc import abstractmethod
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any, Required, TypedDict, Unpack
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -18,33 +18,10 @@ from robopolicy.core.types import Metrics, Obs
 from robopolicy.networks.denoiser import Denoiser
 from robopolicy.networks.encoders import ObservationEncoder
 from robopolicy.networks.lora import adapt, plain_state
-from robopolicy.policies.base import SEEN, DenoisingPolicy, DenoisingStep
+from robopolicy.policies.base import SEEN, DenoisingPolicy, DenoisingStep, newest
 from robopolicy.policies.denoising_chain import ChainNoise, DenoisingChain, check_stochastic, gaussian_log_prob
 from robopolicy.policies.factory import build_policy
 from robopolicy.policies.normalizer import ACTION, Normalizer
-
-
-class DenoiserOptions(TypedDict, total=False):
-    """Keywords of every ChunkDenoiser.
-
-    network: makes the Denoiser from `horizon`, `action_dim` and `cond_dim`.
-    encoder: makes the whole observation encoder from the spec; ObservationEncoder when None.
-    state_encoder, image_encoder, image_shift, task_weights: see ObservationEncoder.
-    noise_samples: noised chunks per observation in a training batch. With images, encoding dominates the cost, so more
-        of them are nearly free (Mini-Diffuser, Hu et al. 2025).
-    finetuned_steps: K', denoising steps at the end of the chain that a fine-tuned copy of the network runs.
-    lora_rank: rank of that copy's change of every weight (Hu et al. 2022); 0: the whole copy is fine-tuned.
-    """
-
-    network: Required[Callable[..., Denoiser]]
-    encoder: Callable[[PolicySpec], nn.Module] | None
-    state_encoder: Callable[[int], nn.Module] | None
-    image_encoder: Callable[[tuple[int, ...]], nn.Module] | None
-    image_shift: Natural
-    task_weights: bool
-    noise_samples: Count
-    finetuned_steps: Natural
-    lora_rank: Natural
 
 
 class ChunkDenoiser(DenoisingPolicy):
@@ -52,6 +29,13 @@ class ChunkDenoiser(DenoisingPolicy):
 
     Args:
         count: S, steps of a chain. `times` [S], which subclasses register, holds the network's time at each.
+        network: makes the Denoiser from `horizon`, `action_dim` and `cond_dim`.
+        encoder: makes the whole observation encoder from the spec; ObservationEncoder when None.
+        state_encoder, image_encoder, image_shift, task_weights: see ObservationEncoder.
+        noise_samples: noised chunks per observation in a training batch. With images, encoding dominates the cost, so
+            more of them are nearly free (Mini-Diffuser, Hu et al. 2025).
+        finetuned_steps: K', denoising steps at the end of the chain that a fine-tuned copy of the network runs.
+        lora_rank: rank of that copy's change of every weight (Hu et al. 2022); 0: the whole copy is fine-tuned.
 
     Raises:
         ConfigError: finetuned_steps outside 0…S.
@@ -59,27 +43,45 @@ class ChunkDenoiser(DenoisingPolicy):
 
     times: Tensor
 
-    def __init__(self, spec: PolicySpec, normalizer: Normalizer, count: int, **common: Unpack[DenoiserOptions]) -> None:
+    @staticmethod
+    def forwards_to(given: object) -> tuple[type, ...]:
+        return (ChunkDenoiser,)
+
+    def __init__(
+        self,
+        spec: PolicySpec,
+        normalizer: Normalizer,
+        count: int,
+        /,
+        *,
+        network: Callable[..., Denoiser],
+        encoder: Callable[[PolicySpec], nn.Module] | None = None,
+        state_encoder: Callable[[int], nn.Module] | None = None,
+        image_encoder: Callable[[tuple[int, ...]], nn.Module] | None = None,
+        image_shift: Natural = 4,
+        task_weights: bool = True,
+        noise_samples: Count = 1,
+        finetuned_steps: Natural = 0,
+        lora_rank: Natural = 0,
+    ) -> None:
         super().__init__()
         self.spec, self.normalizer = spec, normalizer
-        self.noise_samples, self.finetuned_steps = common.get("noise_samples", 1), common.get("finetuned_steps", 0)
-        if not 0 <= self.finetuned_steps <= count:
-            found = self.finetuned_steps
+        self.noise_samples, self.finetuned_steps = noise_samples, finetuned_steps
+        if not 0 <= finetuned_steps <= count:
             raise ConfigError(
-                f"finetuned_steps (K') must lie between 0 and the {count} steps of sampling, found {found}"
+                f"finetuned_steps (K') must lie between 0 and the {count} steps of sampling, found {finetuned_steps}"
             )
-        make_encoder = common.get("encoder")
-        encoder: Any = make_encoder(spec) if make_encoder else ObservationEncoder(
-            spec, state_encoder=common.get("state_encoder"), image_encoder=common.get("image_encoder"),
-            image_shift=common.get("image_shift", 4), task_weights=common.get("task_weights", False),
+        made: Any = encoder(spec) if encoder else ObservationEncoder(
+            spec, state_encoder=state_encoder, image_encoder=image_encoder, image_shift=image_shift,
+            task_weights=task_weights,
         )  # fmt: skip
-        self.encoder, self.cond_dim = encoder, encoder.out_dim
-        self.network = common["network"](horizon=spec.horizon, action_dim=spec.action.dim, cond_dim=self.cond_dim)
+        self.encoder, self.cond_dim = made, made.out_dim
+        self.network = network(horizon=spec.horizon, action_dim=spec.action.dim, cond_dim=self.cond_dim)
         self.chain_noise_shape = (count + 1, spec.horizon, spec.action.dim)
         self.finetuned: Denoiser | None = None
-        if self.finetuned_steps:
+        if finetuned_steps:
             self.requires_grad_(False)
-            self.finetuned = adapt(copy.deepcopy(self.network), common.get("lora_rank", 0))
+            self.finetuned = adapt(copy.deepcopy(self.network), lora_rank)
 
     def changed(self, **options: Any) -> ChunkDenoiser:
         """Build a policy of the same config with other `options`; its weights are not loaded yet."""
@@ -104,7 +106,7 @@ class ChunkDenoiser(DenoisingPolicy):
     @torch.no_grad()
     def replay_features(self, obs: Obs) -> Obs:
         """See Policy: `seen` [N C], the encoded observation; for frozen encoders."""
-        part = {k: obs[k][:, -self.spec.n_obs_steps :].to(self.times.device) for k in self.spec.observation}
+        part = {k: v.to(self.times.device) for k, v in newest(obs, self.spec).items()}
         return {SEEN: self.encode(part).to(next(iter(obs.values())).device)}
 
     @torch.no_grad()
@@ -183,10 +185,8 @@ class ChunkDenoiser(DenoisingPolicy):
     def unroll(self, cond: Tensor) -> Iterator[DenoisingStep]:
         """See DenoisingPolicy."""
         for i, predict in self.stages(cond):
-            yield DenoisingStep(*self.level(i), partial(self._expect, predict, i), partial(self.toward, index=i))
-
-    def _expect(self, predict: Callable[[Tensor], Tensor], index: int, x: Tensor) -> Tensor:
-        return self.clean(x, predict(x), index)
+            expect = partial(lambda predict, i, x: self.clean(x, predict(x), i), predict, i)
+            yield DenoisingStep(*self.level(i), expect, partial(self.toward, index=i))
 
     def sample(self, cond: Tensor, *, noise: Tensor | None = None) -> Tensor:
         """[B H Da] normalised, from cond [B C] and noise [B *noise_shape]."""

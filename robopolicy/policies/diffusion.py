@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, Unpack
+from typing import Any, Literal
 
 import torch
 from diffusers.schedulers.scheduling_ddpm import DDPMScheduler
@@ -12,7 +12,7 @@ from robopolicy.config.schema import Count, Fraction, Positive
 from robopolicy.core.errors import CheckpointError, ConfigError
 from robopolicy.core.specs import PolicySpec
 from robopolicy.networks.denoiser import stratified
-from robopolicy.policies.denoising import ChunkDenoiser, DenoiserOptions
+from robopolicy.policies.denoising import ChunkDenoiser
 from robopolicy.policies.normalizer import Normalizer
 
 Prediction = Literal["epsilon", "sample", "v_prediction"]
@@ -39,7 +39,7 @@ class DiffusionPolicy(ChunkDenoiser):
             2024), so that sampling starts where x is pure noise.
         schedule: diffusers' `beta_schedule`.
         clip: bound of x̂₀ in normalised units.
-        **common: see DenoiserOptions.
+        **common: see ChunkDenoiser.
 
     Raises:
         ConfigError: sampling_steps outside 1…K.
@@ -61,7 +61,7 @@ class DiffusionPolicy(ChunkDenoiser):
         sampling_steps: Count | None = None,
         schedule: Literal["squaredcos_cap_v2", "linear", "scaled_linear"] = "squaredcos_cap_v2",
         clip: Positive = 1.0,
-        **common: Unpack[DenoiserOptions],
+        **common: Any,
     ) -> None:
         count = denoising_steps if sampling_steps is None else sampling_steps
         super().__init__(spec, normalizer, count, **common)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import copy
-import inspect
 from dataclasses import asdict
 from typing import Any
 
-from robopolicy.config.schema import Count, Natural
-from robopolicy.core.errors import CheckpointError, ConfigError, SpecError
+from robopolicy.config.schema import Count, Natural, signature
+from robopolicy.core.errors import ConfigError, SpecError
 from robopolicy.policies.base import LikelihoodPolicy, Policy
 from robopolicy.policies.denoising import ChunkDenoiser
+from robopolicy.policies.factory import copy_weights
 from robopolicy.policies.lerobot.flow import ExpertOptions, LeRobotFlow, opened
 from robopolicy.policies.lerobot.policy import LeRobotPolicy
 
@@ -32,7 +32,7 @@ def finetuned(
 
     Args:
         base: diffusion or flow policy; SmolVLA, π0 and π0.5 of LeRobot are flows.
-        finetuned_steps: K'. lora_rank: see DenoiserOptions.
+        finetuned_steps: K'. lora_rank: see ChunkDenoiser.
         sampling: changes of the base's sampler: `sampler`, `eta`, `sampling_steps`, `noise_level`. The result keeps
             them, since it is deployed with the same chain.
         expert: how the weights of a LeRobot policy are stored and learned.
@@ -103,7 +103,7 @@ def resampled(base: Policy, sampling: dict[str, Any], key: str = "sampling") -> 
 
 def check_sampling(sampling: dict[str, Any], key: str, kind: type[ChunkDenoiser] | None = None) -> None:
     """Raise ConfigError, naming `key`, unless `sampling` holds options of samplers, or of the sampler of `kind`."""
-    known = SAMPLER if kind is None else SAMPLER & set(inspect.signature(kind).parameters)
+    known = SAMPLER if kind is None else SAMPLER & signature(kind).known.keys()
     if strange := sorted(set(sampling) - known):
         whose = "the sampler" if kind is None else f"the sampler of a {kind.__name__}"
         raise ConfigError(f"{key}: {strange} change more than {whose}; known: {sorted(known)}. Leave the others away.")
@@ -119,8 +119,6 @@ def _chain_of(policy: Policy) -> ChunkDenoiser:
 def _changed(base: ChunkDenoiser, options: dict[str, Any]) -> ChunkDenoiser:
     """Build a policy with other options, and the base's weights and memory."""
     policy = base.changed(**options)
-    missing, strange = policy.load_state_dict(base.state_dict(), strict=False)
-    if strange or (missing := [k for k in missing if not k.startswith("finetuned.")]):
-        raise CheckpointError(f"policy: its weights are not those of its config: missing {missing}, unknown {strange}")
+    copy_weights(base, policy, new="finetuned.")
     policy.memory = copy.deepcopy(base.memory)
     return policy

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal, Unpack
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -11,7 +11,7 @@ from robopolicy.config.schema import Count, NonNegative
 from robopolicy.core.errors import ConfigError
 from robopolicy.core.specs import PolicySpec
 from robopolicy.networks.denoiser import stratified
-from robopolicy.policies.denoising import ChunkDenoiser, DenoiserOptions
+from robopolicy.policies.denoising import ChunkDenoiser
 from robopolicy.policies.normalizer import Normalizer
 
 
@@ -28,7 +28,7 @@ class FlowPolicy(ChunkDenoiser):
             this factor on its deviation; see step_table.
         time_distribution: of training times: "uniform", or "beta": 1 − t ~ Beta(1.5, 1), which favours noisy latents
             (π0, Black et al. 2024, appendix B).
-        **common: see DenoiserOptions.
+        **common: see ChunkDenoiser.
     """
 
     steps: Tensor  # [3 S 1 1] see step_table
@@ -41,7 +41,7 @@ class FlowPolicy(ChunkDenoiser):
         sampling_steps: Count = 10,
         noise_level: NonNegative = 0.0,
         time_distribution: Literal["uniform", "beta"] = "uniform",
-        **common: Unpack[DenoiserOptions],
+        **common: Any,
     ) -> None:
         if sampling_steps < 1:
             raise ConfigError(f"sampling_steps must be at least 1, found {sampling_steps}")

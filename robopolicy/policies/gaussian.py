@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from robopolicy.config.schema import Natural, NonNegative, Positive
+from robopolicy.config.schema import NonNegative, Positive
 from robopolicy.core.specs import PolicySpec
 from robopolicy.core.types import Metrics, Obs
 from robopolicy.networks.encoders import ObservationEncoder
@@ -31,7 +31,7 @@ class GaussianPolicy(LikelihoodPolicy):
         initial_std: deviation above the floor before training; reinforcement starts from it.
         imitate_std: False: imitation changes the mean alone. Imitating varied demonstrations gives a large deviation,
             with which a student hardly succeeds and which reinforcement lowers slowly.
-        state_encoder, image_encoder, image_shift, task_weights: see ObservationEncoder.
+        **options: see ObservationEncoder.
     """
 
     def __init__(
@@ -40,22 +40,16 @@ class GaussianPolicy(LikelihoodPolicy):
         normalizer: Normalizer,
         *,
         network: Callable[[int, int], nn.Module] = MLP_3,
-        encoder: Callable[[PolicySpec], nn.Module] | None = None,
+        encoder: Callable[..., nn.Module] | None = None,
         min_std: NonNegative = 0.01,
         initial_std: Positive = 1.0 / math.e,
         imitate_std: bool = True,
-        state_encoder: Callable[[int], nn.Module] | None = None,
-        image_encoder: Callable[[tuple[int, ...]], nn.Module] | None = None,
-        image_shift: Natural = 4,
-        task_weights: bool = True,
+        **options: Any,
     ) -> None:
         super().__init__()
         self.spec, self.normalizer, self.min_std, self.imitate_std = spec, normalizer, min_std, imitate_std
         self.noise_shape = (spec.horizon, spec.action.dim)
-        made: Any = encoder(spec) if encoder else ObservationEncoder(
-            spec, state_encoder=state_encoder, image_encoder=image_encoder, image_shift=image_shift,
-            task_weights=task_weights,
-        )  # fmt: skip
+        made: Any = (encoder or ObservationEncoder)(spec, **options)
         self.encoder, self.cond_dim = made, made.out_dim
         self.network = network(self.cond_dim, math.prod(self.noise_shape))
         self.log_std = nn.Parameter(torch.full(self.noise_shape, math.log(initial_std)))
@@ -67,10 +61,6 @@ class GaussianPolicy(LikelihoodPolicy):
     def density(self, cond: Tensor) -> tuple[Tensor, Tensor]:
         """Mean [B H Da] and deviation [H Da] in normalised units, from cond [B C]."""
         return self.network(cond).view(-1, *self.noise_shape), self.log_std.exp() + self.min_std
-
-    def encode(self, obs: Obs) -> Tensor:
-        """See LikelihoodPolicy."""
-        return self.encoder(self.normalizer.observation(obs))
 
     def draw(self, cond: Tensor, noise: Tensor | None) -> Tensor:
         """See LikelihoodPolicy."""

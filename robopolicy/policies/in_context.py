@@ -5,10 +5,10 @@ from __future__ import annotations
 import copy
 from typing import Any
 
-from robopolicy.core.errors import CheckpointError, ConfigError, SpecError
+from robopolicy.core.errors import ConfigError, SpecError
 from robopolicy.datasets.episodes import Episodes
 from robopolicy.policies.base import Policy
-from robopolicy.policies.factory import build_policy
+from robopolicy.policies.factory import build_policy, copy_weights
 from robopolicy.policies.ricl import RICLPolicy
 from robopolicy.policies.vla import VLAPolicy, prefix_node
 
@@ -43,8 +43,6 @@ def in_context(base: Policy, episodes: Episodes, *, retrieval: dict[str, Any] | 
     node = {**config, **(retrieval or {}), "_target_": "ricl", "prefix": {**prefix_node(base), "freeze_vision": True}}
     policy = build_policy(node, spec=base.spec, normalizer=copy.deepcopy(base.normalizer))
     assert isinstance(policy, RICLPolicy)
-    missing, strange = policy.load_state_dict(base.state_dict(), strict=False)
-    if strange or (missing := [k for k in missing if not k.startswith("pair.")]):
-        raise CheckpointError(f"base: its weights are not those of its config: missing {missing}, unknown {strange}")
+    copy_weights(base, policy, new="pair.")
     policy.set_retrieval_memory(episodes)
     return policy

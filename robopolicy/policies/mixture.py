@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from robopolicy.config.schema import Count, Natural, NonNegative
+from robopolicy.config.schema import Count, NonNegative
 from robopolicy.core.specs import PolicySpec
-from robopolicy.core.types import Metrics, Obs
+from robopolicy.core.types import Metrics
 from robopolicy.networks.encoders import ObservationEncoder
 from robopolicy.networks.mlp import MLP_3
 from robopolicy.policies.base import LikelihoodPolicy
@@ -28,7 +28,7 @@ class MixturePolicy(LikelihoodPolicy):
         network: makes the network of means and logits from its input and output sizes.
         components: G.
         min_std: floor of the deviations, normalised units.
-        state_encoder, image_encoder, image_shift, task_weights: see ObservationEncoder.
+        **options: see ObservationEncoder.
     """
 
     def __init__(
@@ -39,19 +39,13 @@ class MixturePolicy(LikelihoodPolicy):
         network: Callable[[int, int], nn.Module] = MLP_3,
         components: Count = 5,
         min_std: NonNegative = 0.01,
-        state_encoder: Callable[[int], nn.Module] | None = None,
-        image_encoder: Callable[[tuple[int, ...]], nn.Module] | None = None,
-        image_shift: Natural = 4,
-        task_weights: bool = True,
+        **options: Any,
     ) -> None:
         super().__init__()
         self.spec, self.normalizer, self.min_std = spec, normalizer, min_std
         self.shape = (components, spec.horizon, spec.action.dim)
         self.noise_shape = (spec.horizon * spec.action.dim + 1,)
-        self.encoder = ObservationEncoder(
-            spec, state_encoder=state_encoder, image_encoder=image_encoder, image_shift=image_shift,
-            task_weights=task_weights,
-        )  # fmt: skip
+        self.encoder = ObservationEncoder(spec, **options)
         self.cond_dim = self.encoder.out_dim
         self.network = network(self.cond_dim, math.prod(self.shape) + components)
         self.log_std = nn.Parameter(torch.full(self.shape, -1.0))
@@ -84,7 +78,3 @@ class MixturePolicy(LikelihoodPolicy):
         action = self.normalizer.normalize(ACTION, batch[ACTION])
         cond = self.encoder(self.normalizer.observation(batch), augment=True)
         return -self.log_prob(cond, action, (~batch["action_is_pad"]).to(action.dtype)).mean(), {}
-
-    def encode(self, obs: Obs) -> Tensor:
-        """See LikelihoodPolicy."""
-        return self.encoder(self.normalizer.observation(obs))

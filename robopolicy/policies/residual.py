@@ -1,4 +1,4 @@
-"""A bounded correction on top of a frozen policy (ResFiT, Ankile et al. 2025; Silver et al. 2018)."""
+"""A bounded correction on top of a frozen policy (ResFiT, Ankile et al. 2025; Silver et al. 2018), or of no motion."""
 
 from __future__ import annotations
 
@@ -13,8 +13,11 @@ from robopolicy.core.errors import SpecError
 from robopolicy.core.specs import PolicySpec, state_columns
 from robopolicy.core.types import BASE_ACTION, IMAGES, STATE, TASK, Feature, Obs
 from robopolicy.networks.task_conditioned import TaskLayout, TaskLinear
-from robopolicy.policies.base import SEEN, DenoisingPolicy, LikelihoodPolicy, Policy
+from robopolicy.policies.base import SEEN, DenoisingPolicy, LikelihoodPolicy, Policy, newest
 from robopolicy.policies.normalizer import Normalizer
+
+ZERO_ACTION = "zero_action"  # its name in `base=`
+ZERO_ACTION_NODE = {"_target_": "zero_action"}
 
 
 class ResidualPolicy(Policy):
@@ -137,8 +140,7 @@ class ResidualPolicy(Policy):
         frame[BASE_ACTION] = obs[BASE_ACTION]
         if self.encoded_dim:
             assert isinstance(self.base, (DenoisingPolicy, LikelihoodPolicy))
-            part = {k: v[:, -self.base.spec.n_obs_steps :] for k, v in obs.items() if k in self.base.spec.observation}
-            seen = self.base.encode({k: v.to(self.low.device) for k, v in part.items()})
+            seen = self.base.encode({k: v.to(self.low.device) for k, v in newest(obs, self.base.spec).items()})
             frame[SEEN] = seen[:, : self.encoded_dim].to(obs[STATE].device)
         return frame
 
@@ -172,6 +174,37 @@ class ResidualPolicy(Policy):
         if self.tasks:
             u = u * (self.numbers[frame[TASK]] >= 0)[:, None]
         return self.normalizer.unnormalize("action", self.combine(base_action, u))[:, None]
+
+
+class ZeroActionPolicy(Policy):
+    """Returns zero motion, the gripper channel at the middle of its range.
+
+    A residual of scale ≥ 1 on top of it reaches every action. That is reinforcement learning from scratch by the same
+    code, and the comparison for refined policies.
+
+    Raises:
+        SpecError: actions are absolute, so a zero action is a motion.
+    """
+
+    rest: Tensor  # [Da] physical units
+
+    def __init__(self, spec: PolicySpec) -> None:
+        super().__init__()
+        if spec.action.reference == "absolute":
+            raise SpecError(
+                "ZeroActionPolicy needs delta actions, got action.reference='absolute', where zero is a pose. Give "
+                "base=<run directory> of a trained policy."
+            )
+        self.spec = replace(spec, horizon=1, n_action_steps=1, n_obs_steps=1)
+        rest = torch.zeros(spec.action.dim)
+        if (g := spec.action.gripper) is not None:
+            rest[g] = (spec.action.low[g] + spec.action.high[g]) / 2
+        self.register_buffer("rest", rest)
+
+    def act(self, obs: Obs, *, noise: Tensor | None = None, deterministic: bool = False) -> Tensor:
+        """[B 1 Da], the same for every observation."""
+        batch = next(iter(obs.values())).shape[0]
+        return self.rest.expand(batch, 1, -1)
 
 
 def _encoded_dim(base: Policy, cameras: dict[str, Feature]) -> int:

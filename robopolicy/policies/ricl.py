@@ -11,21 +11,18 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from robopolicy.config.schema import Count, Fraction, Natural, NonNegative
+from robopolicy.config.schema import Count, Fraction, NonNegative
 from robopolicy.core.errors import ConfigError, SpecError
 from robopolicy.core.specs import PolicySpec, state_columns
 from robopolicy.core.types import STATE, TASK, Obs
 from robopolicy.datasets.compatibility import data_problems
 from robopolicy.datasets.episodes import Episodes
 from robopolicy.datasets.retrieval import Memory, Retrieved
-from robopolicy.networks.action_expert import ActionExpert
-from robopolicy.networks.precision import Precision
-from robopolicy.networks.prefix import Prefix
 from robopolicy.policies.normalizer import ACTION, Normalizer
 from robopolicy.policies.retrieval_key import other_episodes, retrieval_key
 from robopolicy.policies.vla import VLAPolicy, check_observation
@@ -53,6 +50,7 @@ class RICLPolicy(VLAPolicy):
         compare: elements of `observation.state` in the key, see `state_columns`; None: those that the prefix reads.
         thumbnail: its side; tokens of a frozen tower are averaged into as many groups.
         tasks: instructions of its training, where `spec` has others; None: those of `spec`.
+        **options: see VLAPolicy.
 
     Raises:
         ConfigError: `alone` and `forget` add up to more than 1.
@@ -62,14 +60,16 @@ class RICLPolicy(VLAPolicy):
     memory: Memory
     compared: Tensor  # columns of `observation.state`
 
+    @staticmethod
+    def forwards_to(given: object) -> tuple[type, ...]:
+        return (VLAPolicy,)
+
     def __init__(
         self,
         spec: PolicySpec,
         normalizer: Normalizer,
         *,
         episodes: Episodes | None = None,
-        prefix: Callable[..., Prefix] = Prefix,
-        network: Callable[..., ActionExpert] = ActionExpert,
         pairs: Count = 8,
         shown: Count = 15,
         decay: NonNegative | None = 10.0,
@@ -78,19 +78,9 @@ class RICLPolicy(VLAPolicy):
         compare: tuple[str, ...] | None = None,
         thumbnail: Count = 8,
         tasks: tuple[str, ...] | None = None,
-        sampling_steps: Count = 10,
-        noise_level: NonNegative = 0.0,
-        time_distribution: Literal["uniform", "beta"] = "beta",
-        noise_samples: Count = 8,
-        finetuned_steps: Natural = 0,
-        lora_rank: Natural = 0,
-        precision: Precision = "float32",
+        **options: Any,
     ) -> None:
-        super().__init__(
-            spec, normalizer, prefix=prefix, network=network, sampling_steps=sampling_steps, noise_level=noise_level,
-            time_distribution=time_distribution, noise_samples=noise_samples, finetuned_steps=finetuned_steps,
-            lora_rank=lora_rank, precision=precision,
-        )  # fmt: skip
+        super().__init__(spec, normalizer, **options)
         if alone + forget > 1.0:
             raise ConfigError(f"policy.alone + policy.forget must be at most 1, found {alone} + {forget}")
         self.pairs, self.shown, self.decay, self.alone, self.forget = pairs, shown, decay, alone, forget
@@ -106,7 +96,7 @@ class RICLPolicy(VLAPolicy):
         horizon, action_dim, width = spec.horizon, spec.action.dim, self.encoder.width
         self.pair = nn.Sequential(
             nn.Linear(2 * key_dim + horizon * action_dim + 1, 2 * width), nn.SiLU(), nn.Linear(2 * width, width)
-        ).requires_grad_(not finetuned_steps)
+        ).requires_grad_(not self.finetuned_steps)
         self.memory = Memory(key_dim, horizon, action_dim)
         if episodes is not None:
             self.set_retrieval_memory(episodes)

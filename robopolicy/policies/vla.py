@@ -38,7 +38,7 @@ class VLAPolicy(FlowPolicy):
     Args:
         prefix: makes the Prefix from the spec. network: makes the ActionExpert.
         sampling_steps, noise_level, time_distribution: see FlowPolicy.
-        noise_samples, finetuned_steps, lora_rank: see DenoiserOptions.
+        noise_samples, finetuned_steps, lora_rank: see ChunkDenoiser.
         precision: of the computation in prefix and expert; weights and actions are float32. bfloat16 makes an update
             1.5 to 2 times as fast on a CPU with AVX-512 BF16 (docs/vla.md).
 

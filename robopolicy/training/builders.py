@@ -15,7 +15,7 @@ from robopolicy.datasets.compatibility import check_same_data, check_same_world
 from robopolicy.datasets.episodes import Episodes
 from robopolicy.datasets.lerobot_reader import load_episodes
 from robopolicy.envs.grouped_env import GroupedEnv
-from robopolicy.envs.wrappers import wrap_for
+from robopolicy.envs.wrap_for import wrap_for
 from robopolicy.evaluation.rollout import evaluate
 from robopolicy.policies.base import Policy
 from robopolicy.training.train_config import TrainConfig

@@ -4,33 +4,25 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from robopolicy.buffers.batch_sampler import BatchSampler, Source
-from robopolicy.buffers.collector import OffPolicy, OffPolicyCollector
-from robopolicy.buffers.recorded_rollouts import load_rollouts
-from robopolicy.buffers.relabeling import read_frames
-from robopolicy.buffers.replay_buffer import Replay
+from robopolicy.buffers.recorded_rollouts import batch_sources, load_rollouts
+from robopolicy.buffers.replay_buffer import BatchSampler, Replay
 from robopolicy.config.schema import Count, Fraction, Natural, Positive
-from robopolicy.core.errors import CheckpointError, ConfigError
-from robopolicy.core.protocols import Checkpoints, LogsMetrics
-from robopolicy.core.types import Metrics, VecEnv
-from robopolicy.core.untrusted import refusing
+from robopolicy.core.errors import ConfigError
+from robopolicy.core.protocols import Checkpoints, LogsMetrics, OffPolicy
+from robopolicy.core.types import IMAGES, Metrics, Obs, Step, VecEnv
 from robopolicy.datasets.episodes import Episodes
-from robopolicy.training.env_statistics import EnvStatistics
-from robopolicy.training.loop_state import (
-    Evaluate,
-    LoopState,
-    due,
-    evaluate_and_save,
-    solved,
-    success_rate,
-)
+from robopolicy.envs.wrappers import ChunkQueue, request_images
+from robopolicy.training.loop_state import Evaluate, due, evaluate_and_save, next_due, solved
+from robopolicy.training.off_policy_state import OffPolicyState
 from robopolicy.utils.malloc import release_memory
+
+_SHOWN_EVERY_S = 1.0  # seconds between updates of the progress bar
 
 
 def off_policy(
@@ -88,95 +80,115 @@ def off_policy(
     recorded = {"demo_fraction": (demos, demo_fraction)} if demos is not None else {}
     if rollouts and rollout_fraction > 0.0:
         recorded["rollout_fraction"] = (load_rollouts(rollouts, algo.policy), rollout_fraction)
-    sources = _sources(online, recorded, algo, batch_size)
     state.recorded = [episodes.num_frames for episodes, _ in recorded.values()]
+    sampler = BatchSampler(batch_sources(online, recorded, algo.policy, batch_size), state.generator)
     state.generator.manual_seed(seed)
     state.begin(checkpointer.latest())
-    sampler = BatchSampler(sources, state.generator)
     most = env.num_envs * max(1, env.spec.chunk)  # primitive steps that one more `env.step` may take
-
-    def finished() -> bool:
-        return state.steps + most > total_steps or solved(state.statistics.recent, stop_success, state.steps, env)
+    pause, shown = state.steps, 0.0  # env step at which something is due next; time of the latest progress
 
     with tracker.progress(total_steps, "off-policy") as progress:
         while True:
-            last = finished()
-            evaluate_and_save(
-                state, algo.policy, evaluate=evaluate, tracker=tracker, checkpointer=checkpointer,
-                eval_every=eval_every, save_every=save_every, last=last, save=last and state.saved < state.steps,
-            )  # fmt: skip
+            last = state.steps + most > total_steps
+            if stop_success is not None:
+                last |= solved(state.recent, stop_success, state.steps, env)
+            if last or checkpointer.requested or state.steps >= pause:
+                if state.logged < state.steps and (last or due(log_every, state.logged, state.steps)):
+                    log(state, tracker)
+                next_check = evaluate_and_save(
+                    state, algo.policy, evaluate=evaluate, tracker=tracker, checkpointer=checkpointer,
+                    eval_every=eval_every, save_every=save_every, last=last, save=last and state.saved < state.steps,
+                )  # fmt: skip
+                pause = min(next_check, next_due(log_every, state.logged))
+            if last or time.perf_counter() - shown > _SHOWN_EVERY_S:
+                progress.update(state.steps, success=state.success_rate, **state.lost)
+                shown = time.perf_counter()
             if last:
-                return {"steps": state.steps, "train_s": state.train_s, **state.statistics.lost, **state.result}
-            began, had_begun = time.perf_counter(), state.learns(warmup_steps)
+                return {"steps": state.steps, "train_s": state.train_s, **state.lost, **state.result}
+            began, had_begun = time.perf_counter(), state.steps >= warmup_steps and online.can_sample
             taken = collect(state, warmup=state.steps < warmup_steps)
-            if state.learns(warmup_steps):
+            if state.steps >= warmup_steps and online.can_sample:
                 if not had_begun:
                     for i, batch in enumerate(sampler.draw(critic_only_updates)):
                         algo.update(batch, learned_steps=None)
                         progress.update(state.steps, critic_only=i + 1)
                 learn(state, sampler, updates=updates_per_step * taken, learned_steps=state.steps - warmup_steps)
             state.train_s += time.perf_counter() - began
-            progress.update(state.steps, success=success_rate(state.statistics.recent), **state.statistics.lost)
-            if due(log_every, state.logged, state.steps) or finished():
-                log(state, tracker)
 
 
-@dataclass(kw_only=True)
-class OffPolicyState(LoopState):
-    """Everything that a resumed run needs to continue bit for bit."""
+class OffPolicyCollector:
+    """Collects experience of an off-policy algorithm, one env step at a time. An action is a chunk of length one.
 
-    algo: OffPolicy
-    collector: OffPolicyCollector
-    replay: Replay
-    generator: torch.Generator = field(default_factory=torch.Generator)  # of the batches
-    statistics: EnvStatistics = field(default_factory=EnvStatistics)
-    recorded: list[int] = field(default_factory=list)  # frames of each dataset
-    update_debt: float = 0.0  # updates that are due and not done, a fraction of one
-    metrics: dict[str, Any] = field(default_factory=dict)  # of the newest updates
-    logged: int = 0  # env step of the latest log
+    Each env plans again when its chunk is used up or its episode has ended.
+    """
 
-    def begin(self, saved: dict[str, Any] | None) -> None:
-        """Continue from a checkpoint; None: start new episodes."""
-        if saved is None:
-            self.collector.reset()
-            return
-        self.load_state_dict(saved)
-        if not self.collector.env.spec.resumable:  # its episodes are gone: go on with new ones
-            self.replay.interrupt()
-            self.collector.reset()
+    def __init__(self, algo: OffPolicy, env: VecEnv) -> None:
+        self.algo, self.env, self.warmup = algo, env, True
+        spec = algo.policy.spec
+        self.queue = ChunkQueue(
+            self._plan, env.num_envs, action_dim=spec.action.dim, n_action_steps=spec.n_action_steps, device=env.device
+        )
+        reads_images = any(key.startswith(IMAGES) for key in spec.observation)
+        # [N] replay buffers store the images of every frame, or of none.
+        self.every_image = torch.full((env.num_envs,), reads_images, device=env.device)
+        self.obs: Obs = {}  # [N To ...] to act on next
+        self.features: Obs = {}  # [N ...] replay features of `obs`
 
-    def learns(self, warmup_steps: int) -> bool:
-        """Return True once the warm-up is over and there is enough to sample."""
-        return self.steps >= warmup_steps and self.replay.can_sample
+    def start(self, obs: Obs, features: Obs | None = None) -> None:
+        """Act on `obs` [N To ...] next.
+
+        Args:
+            features: replay features of `obs` [N ...]; None: computed. In a batch of another size they would differ in
+                their last bits, so a resumed run passes the saved ones.
+        """
+        self.obs = obs
+        self.features = self.algo.policy.replay_features(obs) if features is None else features
+
+    def reset(self) -> None:
+        """Start new episodes in all envs."""
+        self.queue.reset()
+        self.start(self.env.reset())
+
+    def collect(self, *, warmup: bool) -> tuple[Obs, Step]:
+        """Take one env step.
+
+        Returns:
+            The replay features [N ...] that were acted on, and the step with the features of its `next_obs`.
+        """
+        self.warmup, features = warmup, self.features
+        action = self.queue.next_action(features, self.env.episode_seed)
+        request_images(self.env, self.every_image)
+        step = self.env.step(action)
+        following = self.algo.policy.replay_features(step.next_obs)
+        self.queue.reset(step.ended)
+        self.start(step.obs, self._first_features(step, following))
+        return features, step._replace(next_obs=following)
+
+    def _first_features(self, step: Step, following: Obs) -> Obs:
+        """Return the features to act on next [N ...]: `following`, or those of the first frame of a new episode.
+
+        Only new episodes are encoded, since encoding images costs more than everything else.
+        """
+        if not bool(step.ended.any()):
+            return following
+        first = self.algo.policy.replay_features({k: v[step.ended] for k, v in step.obs.items()})
+        features = {k: v.clone() for k, v in following.items()}
+        for key, value in first.items():
+            features[key][step.ended] = value
+        return features
+
+    def _plan(self, features: Obs, rows: Tensor, noise: Tensor | None) -> Tensor:
+        chunk = self.algo.explore({k: v[rows] for k, v in features.items()}, warmup=self.warmup)
+        return chunk if chunk.ndim == 3 else chunk[:, None]
 
     def state_dict(self) -> dict[str, Any]:
-        return {
-            **super().state_dict(), "algo": self.algo.state_dict(),
-            "env": self.collector.env.state_dict(),  # type: ignore[attr-defined]
-            "replay": self.replay.state_dict(), "player": self.collector.queue.state_dict(),
-            "tally": self.statistics.state_dict(), "generator": self.generator.get_state(), "obs": self.collector.obs,
-            "frame": self.collector.features, "owed": self.update_debt,
-            "metrics": {k: float(v) for k, v in self.metrics.items()}, "logged": self.logged,
-            "recorded": self.recorded,
-        }  # fmt: skip
+        env = self.env.state_dict()  # type: ignore[attr-defined]
+        return {"env": env, "player": self.queue.state_dict(), "obs": self.obs, "frame": self.features}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        if state.get("recorded", self.recorded) != self.recorded:  # older checkpoints have none
-            raise CheckpointError(
-                f"dataset, loop.rollouts: hold {self.recorded} frames, those that the run began with held "
-                f"{state['recorded']}. Restore them, or give a new run_dir."
-            )
-        env: Any = self.collector.env
-        parts = {"algo": self.algo, "env": env, "replay": self.replay, "player": self.collector.queue,
-                 "tally": self.statistics}  # fmt: skip
-        with refusing("checkpoint: state.json"):
-            for name, part in parts.items():
-                part.load_state_dict(state[name])
-            self.generator.set_state(state["generator"])
-            super().load_state_dict(state)
-            self.update_debt, self.logged = float(state["owed"]), int(state["logged"])
-            self.metrics = dict(state["metrics"])
-            self.collector.start(state["obs"], state.get("frame"))
+        self.env.load_state_dict(state["env"])  # type: ignore[attr-defined]
+        self.queue.load_state_dict(state["player"])
+        self.start(state["obs"], state.get("frame"))
 
 
 def collect(state: OffPolicyState, *, warmup: bool) -> int:
@@ -185,7 +197,12 @@ def collect(state: OffPolicyState, *, warmup: bool) -> int:
     state.replay.add(features, step)
     taken = int(step.steps.sum())
     state.steps += taken
-    state.statistics.add(step, steps=state.steps, env=state.collector.env)
+    state.diverged += int((~step.valid & (step.steps > 0)).sum())  # a step of no length is an env that reset
+    for key, value in step.info.items():
+        state.sums[key] = state.sums.get(key, 0.0) + float(value.float().mean())
+    state.rounds += 1
+    if bool((ended := step.ended).any()):
+        state.add_episodes(step.success[ended & step.valid].float().tolist(), state.collector.env)
     return taken
 
 
@@ -201,25 +218,10 @@ def log(state: OffPolicyState, tracker: LogsMetrics) -> None:
     """Log the newest update's metrics, the envs' statistics and the speed."""
     state.logged = state.steps
     release_memory()
-    numbers = {**{k: float(v) for k, v in state.metrics.items()}, **state.statistics.numbers()}
+    numbers = {k: float(v) for k, v in state.metrics.items()} | {k: v / state.rounds for k, v in state.sums.items()}
+    state.sums, state.rounds = {}, 0
+    numbers["diverged"] = state.diverged
+    if len(state.recent) == state.recent.maxlen:  # the first to end are the short ones, which are successes
+        numbers["success"] = state.success_rate
     numbers |= {"seconds": state.train_s, "steps_per_s": state.steps / state.train_s}
     tracker.log({f"train/{k}": v for k, v in numbers.items()}, state.steps)
-
-
-def _sources(
-    online: Replay, recorded: dict[str, tuple[Episodes, float]], algo: OffPolicy, batch_size: int
-) -> list[Source]:
-    """Return the replay buffers, of online and of recorded data, with their shares of a batch.
-
-    Args:
-        recorded: {key of the loop that sets the fraction: (episodes, fraction)}.
-    """
-    offline = [
-        Source(online.of_episodes(episodes, obs=read_frames(episodes, algo.policy)), round(batch_size * fraction))
-        for episodes, fraction in recorded.values() if fraction
-    ]  # fmt: skip
-    rest = batch_size - sum(source.size for source in offline)
-    if rest < 0:
-        fractions = " and ".join(f"loop.{key}={fraction}" for key, (_, fraction) in recorded.items())
-        raise ConfigError(f"{fractions} are more than a whole batch of {batch_size}. Lower one of them.")
-    return [Source(online, rest), *offline]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from robopolicy.buffers.collector import Explorer, Rollout, RolloutCollector
@@ -13,15 +13,7 @@ from robopolicy.core.errors import ConfigError
 from robopolicy.core.protocols import Checkpoints, LogsMetrics
 from robopolicy.core.types import Metrics, VecEnv
 from robopolicy.core.untrusted import refusing
-from robopolicy.training.loop_state import (
-    RECENT,
-    Evaluate,
-    LoopState,
-    evaluate_and_save,
-    solved,
-    success_rate,
-)
-from robopolicy.training.regression_monitor import RegressionMonitor
+from robopolicy.training.loop_state import RECENT, Evaluate, LoopState, evaluate_and_save, solved
 from robopolicy.utils.malloc import release_memory
 
 
@@ -97,7 +89,7 @@ def on_policy(
             metrics = algo.update(batch, progress=state.done / iterations)
             clock.append(time.perf_counter())
             state.add(rollout, seconds=clock[-1] - clock[0])
-            progress.update(state.steps, success=success_rate(state.recent))
+            progress.update(state.steps, success=state.success_rate)
             log(state, tracker, metrics | rollout.info, clock)
 
 
@@ -105,15 +97,10 @@ def on_policy(
 class OnPolicyState(LoopState):
     """Everything that a resumed run needs to continue bit for bit."""
 
+    advice = "smaller steps (algo.actor_lr, algo.target_kl), or larger rollouts (loop.rollout_steps)"
     algo: OnPolicy
     collector: RolloutCollector
     done: int = 0  # rollouts
-    recent: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT))  # success of the newest episodes
-    monitor: RegressionMonitor = field(
-        default_factory=lambda: RegressionMonitor(
-            "smaller steps (algo.actor_lr, algo.target_kl), or larger rollouts (loop.rollout_steps)"
-        )
-    )
 
     def begin(self, saved: dict[str, Any] | None) -> None:
         """Continue from a checkpoint; None: start new episodes."""
@@ -125,8 +112,7 @@ class OnPolicyState(LoopState):
     def add(self, rollout: Rollout, *, seconds: float) -> None:
         """Account for a rollout that was learned from, and for the seconds that it took."""
         self.done, self.steps, self.train_s = self.done + 1, self.steps + rollout.steps, self.train_s + seconds
-        self.recent.extend(rollout.success)
-        self.monitor.add(rollout.success, steps=self.steps, env=self.collector.env)
+        self.add_episodes(rollout.success, self.collector.env)
 
     def state_dict(self) -> dict[str, Any]:
         return {
@@ -151,7 +137,7 @@ def log(state: OnPolicyState, tracker: LogsMetrics, metrics: Metrics, clock: lis
     """
     numbers = {f"train/{k}": v for k, v in metrics.items()}
     if len(state.recent) == state.recent.maxlen:  # the first to end are the short ones, which are successes
-        numbers["train/success"] = success_rate(state.recent)
+        numbers["train/success"] = state.success_rate
     parts = zip(("collect", "returns", "update"), clock, clock[1:], strict=False)
     numbers |= {f"train/{name}_s": end - begin for name, begin, end in parts}
     speed = {"train/seconds": state.train_s, "train/steps_per_s": state.steps / state.train_s}

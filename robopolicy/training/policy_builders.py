@@ -19,7 +19,7 @@ from robopolicy.policies.base import Policy
 from robopolicy.policies.factory import build_policy
 from robopolicy.policies.finetuning import resampled
 from robopolicy.policies.normalizer import Normalizer
-from robopolicy.policies.zero_action import ZERO_ACTION, ZERO_ACTION_NODE
+from robopolicy.policies.residual import ZERO_ACTION, ZERO_ACTION_NODE
 from robopolicy.runs.checkpointer import load_policy
 from robopolicy.training.builders import required, required_env
 from robopolicy.training.train_config import TrainConfig

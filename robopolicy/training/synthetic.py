@@ -11,12 +11,12 @@ from typing import Any, Protocol, cast
 import torch
 from torch import Tensor
 
-from robopolicy.buffers.batch import Batch
-from robopolicy.buffers.replay_buffer import Replay
+from robopolicy.buffers.recorded_rollouts import replay_of_episodes
+from robopolicy.buffers.replay_buffer import Batch, Replay
 from robopolicy.config.schema import Count, Fraction
 from robopolicy.core.errors import ConfigError
 from robopolicy.core.specs import PolicySpec
-from robopolicy.core.types import Metrics, Obs, Step
+from robopolicy.core.types import Metrics, Obs
 from robopolicy.datasets.episodes import Episodes
 from robopolicy.training.off_policy import off_policy
 
@@ -44,24 +44,14 @@ class MixedReplay:
         self.synthetic: Replay | None = None
         self.drawn, self.sets = 0, 0
 
-    @property
-    def can_sample(self) -> bool:
-        return self.real.can_sample
-
-    def add(self, obs: Obs, step: Step) -> None:
-        self.real.add(obs, step)
-
-    def interrupt(self) -> None:
-        self.real.interrupt()
-
-    def of_episodes(self, episodes: Episodes, *, obs: Obs) -> Replay:
-        return self.real.of_episodes(episodes, obs=obs)
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.real, name)
 
     def sample(self, batch_size: int, generator: torch.Generator) -> Batch:
         """See Replay."""
         if self.synthetic is None or self.drawn >= self.sets * self.every:
             episodes, obs = self.source(self.sets)
-            self.synthetic, self.sets = self.real.of_episodes(episodes, obs=obs), self.sets + 1
+            self.synthetic, self.sets = replay_of_episodes(self.real, episodes, obs=obs), self.sets + 1
         self.drawn += batch_size
         share = (torch.arange(batch_size + 1, dtype=torch.float64) * self.fraction + 1e-9).floor()
         synthetic = share[1:] > share[:-1]
@@ -79,9 +69,7 @@ class MixedReplay:
         self.real.load_state_dict(state["real"])
         self.drawn, self.sets, self.synthetic = int(state["drawn"]), int(state["lots"]), None
         if saved := state["synthetic"]:
-            self.synthetic = Replay(
-                capacity=int(saved["added"]), num_envs=1, n_step=self.real.n_step, gamma=self.real.gamma
-            )
+            self.synthetic = self.real.empty(int(saved["added"]))
             self.synthetic.load_state_dict(saved)
 
 
@@ -142,16 +130,7 @@ synthetic_off_policy.forwards_to = lambda given: (off_policy,)  # type: ignore[a
 def _reordered(first: Batch, second: Batch, order: Tensor) -> Batch:
     """Concatenate both batches and reorder their rows by `order` [B]."""
 
-    def joined(a: Tensor, b: Tensor) -> Tensor:
-        return torch.cat([a, b])[order]
+    def joined(a: Any, b: Any) -> Any:
+        return {k: joined(v, b[k]) for k, v in a.items()} if isinstance(a, dict) else torch.cat([a, b])[order]
 
-    def joined_obs(a: Obs, b: Obs) -> Obs:
-        return {k: joined(v, b[k]) for k, v in a.items()}
-
-    return Batch(
-        joined_obs(first.obs, second.obs),
-        joined(first.action, second.action),
-        joined(first.reward, second.reward),
-        joined(first.discount, second.discount),
-        joined_obs(first.next_obs, second.next_obs),
-    )
+    return Batch(*map(joined, first, second))

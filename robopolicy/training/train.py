@@ -14,10 +14,7 @@ from robopolicy.core.types import Metrics
 from robopolicy.runs.checkpointer import Checkpointer
 from robopolicy.runs.run_dir import has_checkpoint, open_run, read_config
 from robopolicy.training.train_config import TrainConfig
-from robopolicy.training.train_imitation import train_imitation
-from robopolicy.training.train_off_policy import train_off_policy
-from robopolicy.training.train_on_policy import train_on_policy
-from robopolicy.training.train_world_model import train_world_model
+from robopolicy.training.trainers import train_imitation, train_off_policy, train_on_policy, train_world_model
 
 Trainer = Callable[[TrainConfig, Checkpointer], Metrics]
 

@@ -13,18 +13,16 @@ from torch import Tensor
 from robopolicy.algos.aloe import ALOE
 from robopolicy.algos.bc import BC
 from robopolicy.algos.pa_rl import PARL
-from robopolicy.buffers.batch import ChunkBatch
-from robopolicy.buffers.chunk_replay_buffer import DEMONSTRATION, HUMAN, POLICY, REWIND, ChunkReplay
-from robopolicy.buffers.collector import OffPolicyCollector
+from robopolicy.buffers.chunk_replay_buffer import DEMONSTRATION, HUMAN, POLICY, REWIND, ChunkBatch, ChunkReplay
 from robopolicy.core.errors import ConfigError, RobopolicyError, SpecError
 from robopolicy.core.rng import episode_seeds
 from robopolicy.core.types import STATE, Obs
-from robopolicy.envs.wrappers import wrap_for
+from robopolicy.envs.wrap_for import wrap_for
 from robopolicy.evaluation.rollout import evaluate
 from robopolicy.networks.critics import CriticEnsemble
 from robopolicy.policies.base import SEEN
 from robopolicy.policies.denoising import ChunkDenoiser
-from robopolicy.training.off_policy import off_policy
+from robopolicy.training.off_policy import OffPolicyCollector, off_policy
 from tests.algos.test_dppo import base
 from tests.fakes import MemoryCheckpoints, NoTracker, PointEnv, PointPolicy
 
@@ -83,21 +81,21 @@ def weights(policy: ChunkDenoiser) -> Tensor:
 @pytest.mark.parametrize(("pessimism", "want"), [(None, 0.5 + 0.9 * -1.0), (0.5, 0.5 + 0.9 * (2.0 - 0.5 * 6**0.5))])
 def test_target_by_hand(pessimism: float | None, want: float):
     algo = make(target_subset=None, pessimism=pessimism)
-    say(algo.learner.target, 2.0, -1.0, 5.0)  # mean 2, deviation √6
+    say(algo.target, 2.0, -1.0, 5.0)  # mean 2, deviation √6
     metrics = algo.update(batch_of(algo.policy), learned_steps=None)
     assert float(metrics["critic/target"]) == pytest.approx(want, rel=1e-5)
 
 
 def test_the_target_takes_the_minimum_of_a_random_subset_of_heads():
     algo = make(target_subset=1, tau=0.0)
-    say(algo.learner.target, 2.0, -1.0, 5.0)
+    say(algo.target, 2.0, -1.0, 5.0)
     seen = {round(float(algo.update(batch_of(algo.policy), learned_steps=None)["critic/target"]), 3)
             for _ in range(20)}  # fmt: skip
     assert seen == {round(0.5 + 0.9 * q, 3) for q in (2.0, -1.0, 5.0)}
 
 
 def test_each_head_is_squared_apart():
-    learner = make().learner
+    learner = make()
     say(learner.critic, 1.0, -1.0, 0.0)
     say(learner.target, 0.0, 0.0, 0.0)
     batch = batch_of(learner.policy)._replace(reward=torch.zeros(16))
@@ -118,7 +116,7 @@ def test_what_lies_past_an_episode_s_end_reaches_neither_q_nor_the_imitation_los
 
 
 def test_steps_that_are_not_played_are_nothing_to_q():
-    learner = make().learner  # Ta = 3 of H = 4
+    learner = make()  # Ta = 3 of H = 4
     cond, chunk = torch.randn(5, learner.policy.cond_dim), torch.randn(5, 4, 2)
     other = chunk.clone()
     other[:, 3] += 1.0
@@ -137,22 +135,22 @@ def test_steps_that_are_not_played_are_nothing_to_q():
 def test_improving_never_lowers_q_and_stays_within_the_limits():
     algo = make(base_samples=6, samples=0, keep=3, climb_steps=4, climb_size=0.3)
     cond = torch.randn(32, algo.policy.cond_dim)
-    state = algo.learner.generator.get_state()
-    sampled = algo.learner.sample(cond, 6)
-    before = algo.learner.q(cond, sampled).mean(0).detach().topk(3, dim=1).values
-    algo.learner.generator.set_state(state)
+    state = algo.generator.get_state()
+    sampled = algo.sample(cond, 6)
+    before = algo.q(cond, sampled).mean(0).detach().topk(3, dim=1).values
+    algo.generator.set_state(state)
     chunk, q = algo.improve(cond)
     assert bool((q >= before).all()) and float((q - before).mean()) > 1e-4
-    torch.testing.assert_close(q, algo.learner.q(cond, chunk).mean(0).detach())
+    torch.testing.assert_close(q, algo.q(cond, chunk).mean(0).detach())
     assert float(chunk.abs().max()) <= 1.0 + 1e-6, "±1 are the limits of the point"
     assert torch.equal(chunk[:, :, 3:], sampled[:, :, 3:].gather(
-        1, algo.learner.q(cond, sampled).mean(0).topk(3, dim=1).indices[..., None, None].expand(-1, -1, 1, 2)
+        1, algo.q(cond, sampled).mean(0).topk(3, dim=1).indices[..., None, None].expand(-1, -1, 1, 2)
     )), "steps that are not played stay"  # fmt: skip
 
 
 def test_a_step_that_would_lower_q_is_taken_back():
     algo = make(climb_steps=5, climb_size=50.0)
-    algo.learner.q = lambda cond, chunk: -chunk[:, :, :3].square().sum((2, 3))[None]  # highest at zero: any step is far
+    algo.q = lambda cond, chunk: -chunk[:, :, :3].square().sum((2, 3))[None]  # highest at zero: any step is far
     chunk = torch.full((2, 1, 4, 2), 0.01)
     climbed, q = algo.climb(torch.zeros(2, algo.policy.cond_dim), chunk)
     assert torch.equal(climbed, chunk) and q.flatten().tolist() == pytest.approx([-6e-4] * 2)
@@ -162,8 +160,8 @@ def test_exploration_takes_the_best_or_draws_by_a_softmax():
     obs = {SEEN: torch.zeros(400, base("flow").cond_dim)}
     algo = make(base_samples=2, samples=0, keep=2, climb_steps=0)
     pair = torch.stack([torch.full((400, 4, 2), 0.5), torch.full((400, 4, 2), -0.5)], dim=1)
-    algo.learner.sample = lambda cond, count, **kw: pair
-    algo.learner.q = lambda cond, chunk: chunk[:, :, 0, 0][None]
+    algo.sample = lambda cond, count, **kw: pair
+    algo.q = lambda cond, chunk: chunk[:, :, 0, 0][None]
     assert float(algo.explore(obs, warmup=False).min()) == pytest.approx(0.05)
     algo.temperature = 1.0
     better = float((algo.explore(obs, warmup=False)[:, 0, 0] > 0).float().mean())
@@ -193,8 +191,8 @@ def test_weights_by_hand():
 def test_advantage_is_pessimistic_and_over_the_policy_s_own_chunks():
     algo = make(ALOE, samples=2, pessimism=1.0)
     heads = torch.tensor([1.0, 3.0])  # times a number x: mean 2·x, deviation x, so the lower bound is x
-    algo.learner.sample = lambda cond, count: torch.stack([torch.full((1, 4, 2), 0.2), torch.full((1, 4, 2), 0.4)], 1)
-    algo.learner.q = lambda cond, chunk: heads.view(2, *[1] * (chunk.ndim - 2)) * chunk[..., 0, 0]
+    algo.sample = lambda cond, count: torch.stack([torch.full((1, 4, 2), 0.2), torch.full((1, 4, 2), 0.4)], 1)
+    algo.q = lambda cond, chunk: heads.view(2, *[1] * (chunk.ndim - 2)) * chunk[..., 0, 0]
     found = algo.advantage(torch.zeros(1, 4), torch.full((1, 4, 2), 0.9))
     assert float(found) == pytest.approx(0.9 - 0.3)
 
@@ -273,11 +271,11 @@ def test_chunks_are_played_to_their_end_and_dropped_at_an_episode_s():
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_loss_that_is_not_finite_is_refused_and_changes_nothing(kind: Any):
     algo = make(kind)
-    before = torch.cat([p.detach().flatten() for p in algo.learner.critic_params])
+    before = torch.cat([p.detach().flatten() for p in algo.critic_params])
     batch = batch_of(algo.policy)
     with pytest.raises(RobopolicyError, match=r"critic: loss nan .* rewards, actions and the base's normaliser"):
         algo.update(batch._replace(reward=torch.full((16,), torch.nan)), learned_steps=0)
-    assert torch.equal(before, torch.cat([p.detach().flatten() for p in algo.learner.critic_params]))
+    assert torch.equal(before, torch.cat([p.detach().flatten() for p in algo.critic_params]))
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -16,7 +16,7 @@ from robopolicy.algos.dppo import DPPO, DenoisingSamples
 from robopolicy.buffers.collector import Rollout
 from robopolicy.core.errors import ConfigError, DataError, RobopolicyError
 from robopolicy.core.types import IMAGES, STATE, Feature
-from robopolicy.envs.wrappers import wrap_for
+from robopolicy.envs.wrap_for import wrap_for
 from robopolicy.networks.mlp import MLP, ResidualMLP
 from robopolicy.policies.denoising import ChunkDenoiser
 from robopolicy.policies.denoising_chain import FloorNoise, LearnedNoise
@@ -24,7 +24,7 @@ from robopolicy.policies.diffusion import DiffusionPolicy
 from robopolicy.policies.flow import FlowPolicy
 from robopolicy.policies.normalizer import Normalizer
 from robopolicy.training.on_policy import on_policy
-from tests.fakes import MemoryCheckpoints, NoTracker, PointEnv, PointPolicy
+from tests.fakes import MemoryCheckpoints, NoTracker, PointEnv, PointPolicy, keep_batches
 
 KINDS: dict[str, tuple[type[ChunkDenoiser], dict[str, Any]]] = {
     "ddpm": (DiffusionPolicy, {"denoising_steps": 5, "prediction": "epsilon"}),
@@ -149,9 +149,7 @@ def test_the_tail_that_was_not_executed_does_not_count():
 
 def test_returns_put_each_step_s_weight_where_it_was_executed():
     algo = make(steps=2)
-    seen: list[DenoisingSamples] = []
-    original = algo.update
-    algo.update = lambda batch, progress: (seen.append(batch), original(batch, progress=progress))[1]
+    seen = keep_batches(algo)
     train(algo, rollout_steps=14, total_steps=8 * 14 * 3)  # episodes of 12 steps are cut off amid chunks of 3
     for batch in seen[1:2]:
         weight = batch.advantages.weight
@@ -170,9 +168,7 @@ def test_chunks_in_which_physics_failed_are_left_out_and_the_others_keep_their_p
         step(self, action)._replace(valid=torch.arange(self.num_envs) != 2)
     ))  # fmt: skip
     algo, fresh = make(steps=2), make(steps=2)
-    seen: list[DenoisingSamples] = []
-    original = algo.update
-    algo.update = lambda batch, progress: (seen.append(batch), original(batch, progress=progress))[1]
+    seen = keep_batches(algo)
     train(algo, total_steps=8 * 12)
     keep = seen[0].advantages.keep
     assert len(seen[0].cond) == int(keep.sum()) < len(keep)

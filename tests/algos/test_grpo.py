@@ -14,11 +14,12 @@ from robopolicy.buffers.collector import Rollout
 from robopolicy.core.errors import ConfigError, RobopolicyError, SpecError
 from robopolicy.core.types import STATE, Step
 from robopolicy.envs.grouped_env import GroupedEnv
-from robopolicy.envs.wrappers import HistoryEnv, wrap_for
+from robopolicy.envs.wrap_for import wrap_for
+from robopolicy.envs.wrappers import HistoryEnv
 from robopolicy.training.on_policy import on_policy
 from tests.algos.test_dppo import CLIPS, every_row, slow_base, success, weights
 from tests.algos.test_dppo import make as dppo
-from tests.fakes import MemoryCheckpoints, NoTracker, PointEnv
+from tests.fakes import MemoryCheckpoints, NoTracker, PointEnv, keep_batches
 
 
 def make(kind: str = "flow", *, source: Any = None, **options: Any) -> GRPO:
@@ -168,9 +169,7 @@ def test_groups_that_do_not_come_out_even_are_refused():
 def test_ratio_is_one_in_the_first_minibatch_and_only_the_copy_learns():
     algo, fresh = make(), make()
     frozen = {k: v.clone() for k, v in algo.policy.state_dict().items() if not k.startswith("finetuned.")}
-    seen: list[Any] = []
-    original = algo.update
-    algo.update = lambda batch, progress: (seen.append(batch), original(batch, progress=progress))[1]
+    seen = keep_batches(algo)
     tracker, _ = train(algo)
     assert algo.learner.estimator.state_dict() == {}, "no critic"
     loss, stats = fresh.loss(seen[0], every_row(seen[0]))

@@ -17,7 +17,7 @@ from robopolicy.policies.flow import FlowPolicy
 from robopolicy.policies.gaussian import GaussianPolicy
 from robopolicy.policies.mixture import MixturePolicy
 from tests.algos.test_dppo import PLAIN, base, make, success, train, weights
-from tests.fakes import MemoryCheckpoints
+from tests.fakes import MemoryCheckpoints, keep_batches
 from tests.toy import policy, random_episodes, two_modes
 
 SMALL = {"critic": partial(MLP, width=32, depth=2), "gamma": 0.95, "minibatch": 64, "epochs": 2, "clip": 0.02,
@@ -39,11 +39,9 @@ def policy_flow(**options: Any) -> PolicyFlow:
 
 
 def first_batch(algo: Any, **options: Any) -> Any:
-    seen: list[Any] = []
-    original = algo.update
-    algo.update = lambda batch, progress: (seen.append(batch), original(batch, progress=progress))[1]
+    seen = keep_batches(algo)
     train(algo, **options)
-    algo.update = original
+    del algo.update  # the class's again
     return seen[0]
 
 

@@ -7,11 +7,10 @@ import pytest
 import torch
 
 from robopolicy.algos.residual import ResidualTD3
-from robopolicy.buffers.batch import Batch
-from robopolicy.buffers.replay_buffer import Replay
+from robopolicy.buffers.replay_buffer import Batch, Replay
 from robopolicy.core.errors import CheckpointError, ConfigError, SpecError
 from robopolicy.core.types import BASE_ACTION, STATE, TASK, Feature
-from robopolicy.envs.wrappers import wrap_for
+from robopolicy.envs.wrap_for import wrap_for
 from robopolicy.networks.critics import CriticEnsemble
 from robopolicy.networks.task_conditioned import by_task
 from robopolicy.policies.normalizer import Normalizer

@@ -17,10 +17,10 @@ from robopolicy.core.errors import SpecError
 from robopolicy.core.specs import PolicySpec
 from robopolicy.core.types import BASE_ACTION, IMAGES, STATE
 from robopolicy.datasets.episodes import Episodes
-from robopolicy.envs.wrappers import wrap_for
+from robopolicy.envs.wrap_for import wrap_for
+from robopolicy.envs.wrappers import ChunkExecutor
 from robopolicy.networks.critics import CriticEnsemble
 from robopolicy.networks.mlp import ResidualMLP
-from robopolicy.policies.chunk_executor import ChunkExecutor
 from robopolicy.policies.diffusion import DiffusionPolicy
 from robopolicy.policies.normalizer import Normalizer
 from robopolicy.policies.residual import SEEN, ResidualPolicy

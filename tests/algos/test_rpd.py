@@ -13,7 +13,7 @@ from robopolicy.algos.ppo import PPO
 from robopolicy.algos.rpd import RPD
 from robopolicy.core.errors import CheckpointError, SpecError
 from robopolicy.core.types import STATE, Feature
-from robopolicy.envs.wrappers import wrap_for
+from robopolicy.envs.wrap_for import wrap_for
 from robopolicy.networks.mlp import MLP
 from robopolicy.policies.base import Policy
 from robopolicy.policies.gaussian import GaussianPolicy
@@ -22,7 +22,7 @@ from robopolicy.policies.residual import ResidualPolicy
 from robopolicy.training.on_policy import on_policy
 from tests.algos.test_dppo import make as dppo
 from tests.algos.test_dppo import success, weights
-from tests.fakes import MemoryCheckpoints, NoTracker, PointEnv, PointPolicy
+from tests.fakes import MemoryCheckpoints, NoTracker, PointEnv, PointPolicy, keep_batches
 
 SMALL = {"critic": partial(MLP, width=32, depth=2), "gamma": 0.95, "minibatch": 64, "epochs": 2}
 SECRET = "observation.secret"
@@ -75,9 +75,7 @@ def train(algo: Any, env: PointEnv | None = None, checkpoints: Any = None, **opt
 
 
 def first_batch(algo: RPD, env: PointEnv | None = None) -> Any:
-    seen: list[Any] = []
-    original = algo.update
-    algo.update = lambda batch, progress: (seen.append(batch), original(batch, progress=progress))[1]
+    seen = keep_batches(algo)
     algo.rows = train(algo, env).rows
     return seen[0]
 
@@ -89,21 +87,23 @@ def test_the_teacher_is_asked_once_a_chunk_in_what_it_alone_reads():
     assert env.spec.history == 2, "the teacher reads two frames"
     batch = first_batch(algo, SecretPoint(8))
     assert guide.calls == sum(row["train/chunks"] for _, row in algo.rows) > 0, "whatever the number of epochs"
-    state = batch.chunks.cond[:, :2] * 0.3  # the student's encoder passes the normalised state on
+    state = batch.cond[:, :2] * 0.3  # the student's encoder passes the normalised state on
     want = (-10.0 * state).clamp(-0.1, 0.1) / 0.1  # what the env would have made of it
-    torch.testing.assert_close(batch.target, want[:, None].expand(-1, 3, 2), atol=1e-4, rtol=0.0)
+    torch.testing.assert_close(batch.teacher, want[:, None].expand(-1, 3, 2), atol=1e-4, rtol=0.0)
 
 
 def test_loss_by_hand():
     batch = first_batch(make())
     algo, rows = make(), torch.tensor([3, 5])
-    mean, _ = algo.policy.density(batch.chunks.cond[rows])
+    mean, _ = algo.policy.density(batch.cond[rows])
     mean = mean[:, :3].detach()
-    assert batch.target.shape[1] == 3, "what is executed, though both predict four steps"
-    plain, stats = algo.loss(batch, rows, weight=0.0)
+    assert batch.teacher.shape[1] == 3, "what is executed, though both predict four steps"
+    algo.weight = 0.0
+    plain, stats = algo.loss(batch, rows)
     assert float(stats[2]) < 1e-4, "the ratio is one before the first update"
-    held, _ = algo.loss(batch, rows, weight=0.5)
-    want = ((mean - batch.target[rows]) ** 2).sum().item() / (2 * 3 * 2)
+    algo.weight = 0.5
+    held, _ = algo.loss(batch, rows)
+    want = ((mean - batch.teacher[rows]) ** 2).sum().item() / (2 * 3 * 2)
     assert held.item() - plain.item() == pytest.approx(0.5 * want, rel=1e-4)
     std = 2.718281828**-1 + 0.01
     kl = make(distance="kl")
@@ -147,11 +147,11 @@ def test_a_refined_teacher_brings_its_base_along():
     refined = ResidualPolicy(base.spec, student().normalizer, base, hidden=(8,))
     algo = make(refined)
     batch = first_batch(algo)
-    assert batch.target.shape[1:] == (1, 2), "a residual looks one step ahead"
-    first = batch.chunks.cond[:, 3] < -0.9  # episode step 0: base and student plan at the same moment
-    want = (-batch.chunks.cond[first, :2] * 0.3).clamp(-0.1, 0.1) / 0.1
+    assert batch.teacher.shape[1:] == (1, 2), "a residual looks one step ahead"
+    first = batch.cond[:, 3] < -0.9  # episode step 0: base and student plan at the same moment
+    want = (-batch.cond[first, :2] * 0.3).clamp(-0.1, 0.1) / 0.1
     assert bool(first.any())
-    torch.testing.assert_close(batch.target[first, 0], want, atol=1e-4, rtol=0.0)
+    torch.testing.assert_close(batch.teacher[first, 0], want, atol=1e-4, rtol=0.0)
     with pytest.raises(SpecError, match="both have a policy underneath"):
         wrap_for(refined, PointEnv(2), teacher=refined)
 

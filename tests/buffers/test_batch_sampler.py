@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from robopolicy.buffers.batch import Batch
-from robopolicy.buffers.batch_sampler import split_batches
+from robopolicy.buffers.replay_buffer import Batch, split_batches
 from robopolicy.core.types import STATE
 
 

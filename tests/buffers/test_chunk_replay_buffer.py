@@ -9,10 +9,9 @@ import numpy as np
 import pytest
 import torch
 
-from robopolicy.buffers.batch import ChunkBatch
-from robopolicy.buffers.batch_sampler import split_batches
-from robopolicy.buffers.chunk_replay_buffer import DEMONSTRATION, HUMAN, POLICY, REWIND, ChunkReplay
-from robopolicy.buffers.replay_buffer import Replay
+from robopolicy.buffers.chunk_replay_buffer import DEMONSTRATION, HUMAN, POLICY, REWIND, ChunkBatch, ChunkReplay
+from robopolicy.buffers.recorded_rollouts import replay_of_episodes
+from robopolicy.buffers.replay_buffer import Replay, split_batches
 from robopolicy.core.errors import DataError
 from robopolicy.core.types import STATE, Feature
 from robopolicy.datasets.lerobot_reader import load_episodes
@@ -95,13 +94,13 @@ def test_what_is_not_finite_is_refused_by_name(reward: float, position: float, w
 
 def test_demonstrations_are_marked_and_their_drivers_kept():
     data = episodes([4, 3], [True, False])
-    plain = make().of_episodes(data, obs=data.obs)
+    plain = replay_of_episodes(make(), data, obs=data.obs)
     found = plain.window(torch.tensor([0, 2]), torch.zeros(2, dtype=torch.int64))
     assert found.driver[found.keep].unique().tolist() == [DEMONSTRATION]
     assert found.keep.tolist() == [[True] * 4, [True, True, False, False]]
     assert found.discount.tolist() == [GAMMA**3, 0.0]
     driver = torch.tensor([POLICY, HUMAN, REWIND, POLICY, HUMAN, HUMAN, POLICY])
-    marked = make().of_episodes(replace(data, driver=driver), obs=data.obs)
+    marked = replay_of_episodes(make(), replace(data, driver=driver), obs=data.obs)
     found = marked.window(torch.tensor([0, 4]), torch.zeros(2, dtype=torch.int64))
     assert found.driver[0].tolist() == [POLICY, HUMAN, REWIND, POLICY]
     assert found.driver[1, :2].tolist() == [HUMAN, HUMAN]
@@ -136,7 +135,7 @@ def test_batches_hold_their_share_of_demonstrations():
     online = make()
     for t in range(10):
         two_wide(online, t)
-    offline, generator = online.of_episodes(data, obs=data.obs), torch.Generator().manual_seed(0)
+    offline, generator = replay_of_episodes(online, data, obs=data.obs), torch.Generator().manual_seed(0)
     parts = [source.sample(2 * size, generator) for source, size in ((online, 12), (offline, 4))]
     for batch in split_batches(parts, 2):
         assert isinstance(batch, ChunkBatch) and len(batch.reward) == 16

@@ -9,8 +9,7 @@ from torch import Tensor
 
 from robopolicy.buffers.collector import Rollout, RolloutCollector
 from robopolicy.core.types import STATE
-from robopolicy.envs.wrappers import HistoryEnv
-from robopolicy.policies.chunk_executor import ChunkExecutor
+from robopolicy.envs.wrappers import ChunkExecutor, HistoryEnv
 from tests.fakes import PointEnv, PointPolicy
 
 TA = 3

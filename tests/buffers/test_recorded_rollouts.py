@@ -18,7 +18,7 @@ from robopolicy.core.rng import episode_seeds
 from robopolicy.core.types import STATE, Feature
 from robopolicy.datasets.episodes import Episodes
 from robopolicy.datasets.lerobot_reader import load_episodes
-from robopolicy.envs.wrappers import wrap_for
+from robopolicy.envs.wrap_for import wrap_for
 from robopolicy.networks.critics import CriticEnsemble
 from robopolicy.policies.normalizer import Normalizer
 from robopolicy.policies.residual import ResidualPolicy

@@ -10,7 +10,7 @@ from torch import Tensor
 from robopolicy.buffers.relabeling import base_actions
 from robopolicy.core.types import BASE_ACTION, STATE, Feature, Obs
 from robopolicy.datasets.episodes import Episodes
-from robopolicy.envs.wrappers import wrap_for
+from robopolicy.envs.wrap_for import wrap_for
 from robopolicy.policies.base import Policy
 from tests.fakes import POINT_ACTION, PointEnv, PointPolicy
 

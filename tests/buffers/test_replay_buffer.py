@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from robopolicy.buffers.recorded_rollouts import replay_of_episodes
 from robopolicy.buffers.replay_buffer import Replay
 from robopolicy.core.errors import DataError
 from robopolicy.core.types import STATE, Feature, Step
@@ -128,7 +129,7 @@ def episodes(lengths, terminated):
 def test_stored_episodes_become_windows_that_stop_at_their_ends():
     data = episodes([4, 3], [True, False])
     extra = {"base_action": torch.arange(7).float()[:, None].repeat(1, 2)}
-    replay = Replay(capacity=10, num_envs=1, n_step=2, gamma=GAMMA).of_episodes(data, obs=data.obs | extra)
+    replay = replay_of_episodes(Replay(capacity=10, num_envs=1, n_step=2, gamma=GAMMA), data, obs=data.obs | extra)
     batch = replay.window(torch.tensor([1, 2, 3, 4, 5]), torch.zeros(5, dtype=torch.int64))
     assert batch.reward.tolist() == [0.0, 0.5, 1.0, 0.0, 0.0]
     # Frame 6 has no stored successor and did not terminate: the window from 5 stops there and bootstraps at 6.
@@ -141,4 +142,4 @@ def test_stored_episodes_become_windows_that_stop_at_their_ends():
 def test_stored_episodes_without_outcomes_are_refused():
     data = replace(episodes([4, 3], [False, False]), outcomes=False)
     with pytest.raises(DataError, match=r"neither rewards nor successes.*outcomes='success'.*loop\.demo_fraction=0"):
-        Replay(capacity=10, num_envs=1, n_step=2, gamma=GAMMA).of_episodes(data, obs=data.obs)
+        replay_of_episodes(Replay(capacity=10, num_envs=1, n_step=2, gamma=GAMMA), data, obs=data.obs)

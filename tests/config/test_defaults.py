@@ -9,17 +9,13 @@ from typing import Any
 import pytest
 import yaml
 
-from robopolicy.algos.chunk_critic import ChunkLearner
 from robopolicy.config.hydra_configs import config_folder
 from robopolicy.config.registry import lookup
 from robopolicy.config.schema import PARTIAL, TARGET, is_node, signature
-from robopolicy.networks.encoders import ObservationEncoder
-from robopolicy.policies.denoising import ChunkDenoiser
 
 GROUPS = ("algo", "network", "policy", "tracker", "world", "world_model")
 PRESETS = {"tracker/local", "tracker/quiet"}  # of tracker/wandb
 LOOPS = {"bc", "dppo", "residual", "residual_synthetic", "trajectories", "world_model"}  # each the main one of its loop
-OWNERS = {"ChunkCriticOptions": (ChunkLearner,), "DenoiserOptions": (ChunkDenoiser, ObservationEncoder)}
 EMPTY = inspect.Parameter.empty
 
 
@@ -36,25 +32,13 @@ def main_nodes() -> Iterator[tuple[str, str, dict[str, Any]]]:
                 yield name, slot, node
 
 
-def default_of(target: Any, key: str, node: dict[str, Any]) -> Any:
-    """The default of a keyword; of shared options that are a TypedDict, that of the class which takes them."""
-    for name, parameter in inspect.signature(target).parameters.items():
-        if name == key:
-            return parameter.default
-        for options, owners in OWNERS.items():
-            if options in str(parameter.annotation):
-                found = [inspect.signature(owner).parameters.get(key) for owner in owners]
-                return next((p.default for p in found if p is not None), EMPTY)
-    return signature(target, node).known[key].default
-
-
 def differences(node: dict[str, Any], slot: str, where: str, given: dict[str, Any]) -> list[str]:
     """Keys whose value is not the default of the target; `given`: keywords of a factory that is the default."""
     target, found = lookup(slot, node[TARGET], where), []
     for key, value in node.items():
         if key in (TARGET, PARTIAL):
             continue
-        default = given[key] if key in given else default_of(target, key, node)
+        default = given[key] if key in given else signature(target, node).known[key].default
         if default is EMPTY:
             continue  # required: the file is the only source
         if is_node(value):

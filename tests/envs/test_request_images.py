@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from robopolicy import sim
-from robopolicy.buffers.collector import OffPolicyCollector, RolloutCollector
+from robopolicy.buffers.collector import RolloutCollector
 from robopolicy.core.errors import ConfigError
 from robopolicy.core.rng import episode_seeds
 from robopolicy.core.specs import PolicySpec
@@ -20,6 +20,7 @@ from robopolicy.envs.wrappers import BaseActionEnv, HistoryEnv
 from robopolicy.evaluation.rollout import evaluate
 from robopolicy.policies.base import Policy
 from robopolicy.sim.env import SimEnv
+from robopolicy.training.off_policy import OffPolicyCollector
 from robopolicy.world_models.evaluation.real_rollouts import roll_out
 
 CAMERA = "observation.images.front"

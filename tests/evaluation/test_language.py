@@ -12,7 +12,7 @@ from robopolicy import sim
 from robopolicy.cli.eval import evaluate
 from robopolicy.core.errors import SpecError
 from robopolicy.core.specs import PolicySpec
-from robopolicy.envs.wrappers import wrap_for
+from robopolicy.envs.wrap_for import wrap_for
 from robopolicy.evaluation.episode_table import COLUMNS, EpisodeTable
 from robopolicy.policies.factory import build_policy
 from robopolicy.policies.io import load_policy, save_policy

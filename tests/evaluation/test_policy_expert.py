@@ -9,9 +9,9 @@ import torch
 
 from robopolicy.core.errors import SpecError
 from robopolicy.core.rng import episode_seeds
+from robopolicy.envs.wrappers import ChunkExecutor
 from robopolicy.evaluation import policy_expert
 from robopolicy.evaluation.policy_expert import PolicyExpert
-from robopolicy.policies.chunk_executor import ChunkExecutor
 from tests.fakes import PointEnv, PointPolicy
 
 SEEDS = episode_seeds("train", 7, 6)

@@ -8,9 +8,9 @@ import torch
 from robopolicy.core.errors import SpecError
 from robopolicy.core.rng import episode_seeds
 from robopolicy.core.types import STATE, TASK
-from robopolicy.envs.wrappers import wrap_for
+from robopolicy.envs.wrap_for import wrap_for
+from robopolicy.envs.wrappers import ChunkExecutor
 from robopolicy.evaluation.rollout import evaluate
-from robopolicy.policies.chunk_executor import ChunkExecutor
 from tests.evaluation.points import (
     DeafPoint,
     DivergingPoint,

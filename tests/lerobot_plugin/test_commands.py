@@ -16,9 +16,9 @@ from robopolicy import sim
 from robopolicy.core.errors import CheckpointError, ConfigError, SpecError
 from robopolicy.core.types import STATE
 from robopolicy.datasets.demonstrations import record_demos
-from robopolicy.envs.wrappers import wrap_for
+from robopolicy.envs.wrap_for import wrap_for
+from robopolicy.envs.wrappers import ChunkExecutor
 from robopolicy.evaluation.rollout import evaluate
-from robopolicy.policies.chunk_executor import ChunkExecutor
 from robopolicy.policies.factory import build_policy
 from robopolicy.policies.lerobot.export import export
 from robopolicy.policies.normalizer import Normalizer

@@ -18,7 +18,8 @@ from robopolicy.buffers.collector import RolloutCollector
 from robopolicy.buffers.replay_buffer import Replay
 from robopolicy.core.errors import ConfigError
 from robopolicy.core.types import STATE, Obs, Step, VecEnv
-from robopolicy.envs.wrappers import HistoryEnv, wrap_for
+from robopolicy.envs.wrap_for import wrap_for
+from robopolicy.envs.wrappers import HistoryEnv
 from robopolicy.evaluation.rollout import evaluate
 from robopolicy.networks.critics import CriticEnsemble
 from robopolicy.policies.normalizer import Normalizer

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from robopolicy.cli.main import main
-from robopolicy.training.loop_state import solved
-from robopolicy.training.regression_monitor import RegressionMonitor
+from robopolicy.training.loop_state import RegressionMonitor, due, next_due, solved
 
 ENV: Any = SimpleNamespace(num_envs=4, spec=SimpleNamespace(horizon=10))
 
@@ -32,6 +31,15 @@ def newest(successes: int, of: int = 100) -> deque[float]:
 )
 def test_solved(recent: deque[float], wanted: float | None, steps: int, expected: bool) -> None:
     assert solved(recent, wanted, steps, ENV) is expected
+
+
+@pytest.mark.parametrize(
+    ("every", "previous", "first"), [(10, -1, 0), (10, 0, 10), (10, 9, 10), (10, 10, 20), (10, 25, 30), (1, 7, 8)]
+)
+def test_something_is_due_from_the_next_multiple_on(every: int, previous: int, first: int) -> None:
+    assert next_due(every, previous) == first
+    assert due(every, previous, first) and due(every, previous, first + 3) and not due(every, previous, first - 1)
+    assert not due(0, previous, 10**9), "never"
 
 
 @pytest.mark.slow

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from robopolicy.training.regression_monitor import RegressionMonitor
+from robopolicy.training.loop_state import RegressionMonitor
 
 
 def env(num_envs: int = 4, horizon: int = 10) -> Any:

@@ -10,7 +10,7 @@ from robopolicy.config.schema import TARGET, Count, Fraction
 from robopolicy.core.errors import ConfigError
 from robopolicy.core.types import Metrics
 from robopolicy.core.untrusted import refusing
-from robopolicy.policies.zero_action import ZERO_ACTION
+from robopolicy.policies.residual import ZERO_ACTION
 from robopolicy.runs.checkpointer import Checkpointer, load_policy
 from robopolicy.utils.atomic import write_atomically
 from robopolicy.world_models.envs.starts import run_of

@@ -73,7 +73,7 @@ class Synthetic:
         self.windows, self.guidance, self.spread, self.seed = windows, guidance, spread, seed
 
     def __call__(self, number: int) -> tuple[Episodes, Obs]:
-        """Return the `number`-th lot as episodes, and their replay features; see Replay.of_episodes."""
+        """Return the `number`-th lot as episodes, and their replay features; see replay_of_episodes."""
         generator = torch.Generator().manual_seed(step_seed(self.seed, number, stream=_STREAM))
         first = self.first[torch.randint(len(self.first), (self.windows,), generator=generator)]
         seeds = torch.randint(1 << _SEED_BITS, (self.windows,), generator=generator)

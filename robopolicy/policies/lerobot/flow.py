@@ -54,7 +54,7 @@ class LeRobotFlow(Reader, FlowPolicy):
     Args:
         spec, config, preprocessor, postprocessor, inputs, network: see LeRobotPolicy.
         sampling_steps: S; None: as LeRobot's config says. noise_level: see FlowPolicy.
-        finetuned_steps, lora_rank: see DenoiserOptions. precision, checkpointing: see ExpertOptions.
+        finetuned_steps, lora_rank: see ChunkDenoiser. precision, checkpointing: see ExpertOptions.
 
     Raises:
         SpecError: a type without a flow. CheckpointError: actions that LeRobot changes in other ways than by a scale.
@@ -159,14 +159,12 @@ class LeRobotFlow(Reader, FlowPolicy):
         Raises:
             CheckpointError: LeRobot cannot run this policy, since it needs two experts, or noise.
         """
-        steps, finetuned = len(self.times), self.finetuned_steps
-        if finetuned not in (0, steps) or len(self.noise_shape) > 2:
-            why = f"its last {finetuned} of {steps} denoising steps have an expert of their own"
-            why = (
-                why
-                if finetuned not in (0, steps)
-                else f"noise_level={self.config['noise_level']} makes its flow stochastic"
-            )
+        steps, why = len(self.times), ""
+        if self.finetuned_steps not in (0, steps):
+            why = f"its last {self.finetuned_steps} of {steps} denoising steps have an expert of their own"
+        elif len(self.noise_shape) > 2:
+            why = f"noise_level={self.config['noise_level']} makes its flow stochastic"
+        if why:
             raise CheckpointError(
                 f"{why}, and LeRobot runs one expert for all of an ordinary flow. Fine-tune it with "
                 f"policy.finetuned_steps={steps} and no noise_level (algo.noise explores without), or export it with "

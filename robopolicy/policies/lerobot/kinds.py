@@ -69,13 +69,6 @@ def seeds_of(noise: Tensor) -> list[int]:
     return [sum((b & 0xFFFFFFFF) << 31 * i for i, b in enumerate(row)) & 0x7FFFFFFFFFFFFFFF for row in bits]
 
 
-# --- ACT: no noise at inference, the latent is zero -------------------------------------------------------------------
-
-
-def _act(policy: Any, batch: Batch, noise: Tensor | None) -> Tensor:
-    return policy.predict_action_chunk(batch)
-
-
 # --- Diffusion: the initial latent, and for DDPM what is drawn at every step ------------------------------------------
 
 
@@ -156,13 +149,9 @@ def _chunked(config: Any) -> tuple[int, int, int]:
     return config.n_obs_steps, config.chunk_size, config.n_action_steps
 
 
-def _flow_noise(config: Any) -> tuple[int, ...]:
-    return (config.chunk_size, config.max_action_dim)
-
-
-_FLOW = Kind(_chunked, _flow_noise, _flow)
+_FLOW = Kind(_chunked, lambda c: (c.chunk_size, c.max_action_dim), _flow)
 KINDS = {
-    "act": Kind(_chunked, lambda config: (), _act),
+    "act": Kind(_chunked, lambda c: (), lambda policy, batch, noise: policy.predict_action_chunk(batch)),
     "diffusion": Kind(
         lambda c: (c.n_obs_steps, c.horizon - c.n_obs_steps + 1, c.n_action_steps),
         _diffusion_noise,

@@ -20,7 +20,7 @@ from robopolicy.datasets.compatibility import check_same_world
 from robopolicy.datasets.demonstrations import record_demos
 from robopolicy.datasets.lerobot_reader import load_episodes
 from robopolicy.envs.grouped_env import GroupedEnv
-from robopolicy.envs.wrappers import HistoryEnv
+from robopolicy.envs.wrap_for import wrap_for
 from robopolicy.runs.checkpointer import Checkpointer
 from robopolicy.world_models.envs.make_imagined import make
 from robopolicy.world_models.envs.starts import starts_of
@@ -29,7 +29,7 @@ from robopolicy.world_models.models.state_transform import StateTransform
 from robopolicy.world_models.models.world import find_world, load_world, read_spec
 from robopolicy.world_models.training.data import take
 from robopolicy.world_models.training.fit import fit
-from tests.fakes import NoTracker, PointEnv
+from tests.fakes import NoTracker, PointEnv, PointPolicy
 from tests.world_models.point import FEATURES, walk
 
 pytestmark = pytest.mark.xdist_group("lerobot")
@@ -163,10 +163,10 @@ def test_branches_are_not_for_everything(trained: Path) -> None:
             make(trained, num_envs=1, **wrong)
     env = make(trained, num_envs=4, branch=3)
     with pytest.raises(SpecError, match=r"reads 2 frames, and branches begin with one"):
-        HistoryEnv(env, 2)
+        wrap_for(PointPolicy(n_obs_steps=2), env)
     with pytest.raises(ConfigError, match=r"group_size=2: compares the outcomes of episodes"):
         GroupedEnv(env, 2)
-    assert HistoryEnv(env, 1).spec.branches
+    assert wrap_for(PointPolicy(), env).spec.branches
 
 
 def test_a_world_written_before_branches_were_is_read(trained: Path) -> None:

@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from robopolicy.buffers.recorded_rollouts import replay_of_episodes
 from robopolicy.buffers.relabeling import read_frames
 from robopolicy.buffers.replay_buffer import Replay
 from robopolicy.core.errors import CheckpointError, ConfigError, DataError, SpecError
@@ -136,7 +137,7 @@ def test_transitions_by_hand() -> None:
     episodes = as_episodes(window, small().spec, torch.tensor([5, 6]))
     assert episodes.lengths.tolist() == [2, 4] and episodes.seeds.tolist() == [5, 6]
     assert episodes.reward.tolist() == [0, 1, 0, 0, 0, 0] == episodes.terminated.int().tolist()
-    replay = Replay(capacity=10, num_envs=1, n_step=2, gamma=0.5).of_episodes(episodes, obs=episodes.obs)
+    replay = replay_of_episodes(Replay(capacity=10, num_envs=1, n_step=2, gamma=0.5), episodes, obs=episodes.obs)
     batch = replay.sample(400, torch.Generator().manual_seed(0))
     rows = {float(s[0]): (float(r), float(d), float(n[0])) for s, r, d, n in zip(
         batch.obs[STATE], batch.reward, batch.discount, batch.next_obs[STATE], strict=True)}  # fmt: skip

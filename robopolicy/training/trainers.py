@@ -1,0 +1,127 @@
+"""Build what a training needs, in order, and call its loop: imitation, reinforcement learning, world models."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from robopolicy.config.instantiate import build, open_arguments
+from robopolicy.core.types import Metrics
+from robopolicy.policies.base import Policy
+from robopolicy.runs.checkpointer import Checkpointer
+from robopolicy.runs.run_dir import read_config
+from robopolicy.training.builders import (
+    build_algorithm,
+    build_env,
+    build_evaluation,
+    build_gate,
+    load_demonstrations,
+    reads_dataset,
+    required,
+    wrap_env,
+)
+from robopolicy.training.policy_builders import build_policy_for, load_base, load_teacher
+from robopolicy.training.train_config import TrainConfig
+from robopolicy.utils.atomic import write_atomically
+
+
+def train_imitation(config: TrainConfig, checkpointer: Checkpointer) -> Metrics:
+    """Train a policy on demonstrations. A task, where one is given, is only evaluated on.
+
+    The loop receives: algo, episodes, evaluate, seed, device, tracker, checkpointer.
+    """
+    resumed = checkpointer.latest_path()
+    env = build_env(config) if config.has_env else None
+    base = load_base(config, env, resumed)
+    episodes = required(config, load_demonstrations(config, base))
+    policy = build_policy_for(config, env=env, base=base, demonstrations=episodes, resumed=resumed)
+    algo = build_algorithm(config, policy, demonstrations=episodes)
+    return run_loop(
+        config, checkpointer, policy=policy, algo=algo, episodes=episodes, evaluate=build_evaluation(config)
+    )
+
+
+def train_off_policy(config: TrainConfig, checkpointer: Checkpointer) -> Metrics:
+    """Train a policy on a replay of its own transitions, with demonstrations beside where a dataset is given.
+
+    The loops are `off_policy` and `synthetic_off_policy`. A loop of your own that names `env` is called in the same
+    way. It receives: algo, env, demos (None without a dataset), evaluate, seed, device, tracker, checkpointer.
+    """
+    return _reinforce(config, checkpointer, reads=True)
+
+
+def train_on_policy(config: TrainConfig, checkpointer: Checkpointer) -> Metrics:
+    """Train a policy on rollouts of its own, by the loop `on_policy`.
+
+    The loop receives: algo, env, evaluate, seed, device, tracker, checkpointer. The dataset is loaded only where the
+    policy or the algorithm reads it.
+    """
+    return _reinforce(config, checkpointer, reads=reads_dataset(config))
+
+
+def _reinforce(config: TrainConfig, checkpointer: Checkpointer, *, reads: bool) -> Metrics:
+    """Build env, base, demonstrations where the dataset is read, policy and algorithm, then call the loop."""
+    resumed = checkpointer.latest_path()
+    env = build_env(config)
+    base = load_base(config, env, resumed)
+    demos = load_demonstrations(config, base) if reads else None
+    policy = build_policy_for(config, env=env, base=base, demonstrations=demos, resumed=resumed)
+    teacher = load_teacher(config, env)
+    algo = build_algorithm(config, policy, demonstrations=demos, teacher=teacher)
+    wrapped = wrap_env(config, env, policy, teacher)
+    evaluate, eval_every = build_gate(config, algo=algo, env=env, evaluation=build_evaluation(config))
+    return run_loop(
+        config, checkpointer, policy=policy, eval_every=eval_every, algo=algo, env=wrapped, demos=demos,
+        evaluate=evaluate,
+    )  # fmt: skip
+
+
+def train_world_model(config: TrainConfig, checkpointer: Checkpointer) -> Metrics:
+    """Train a model of recorded data.
+
+    The loop receives: world_model (node), dataset, incomplete, cameras, seed, device, tracker, checkpointer.
+    """
+    if config.world_model is None:
+        raise config.missing("world_model", "Choose one: world_model=<name>.")
+    return run_loop(
+        config, checkpointer, world_model=config.world_model, dataset=config.dataset, incomplete=config.incomplete,
+        cameras=config.cameras,
+    )  # fmt: skip
+
+
+def run_loop(
+    config: TrainConfig,
+    checkpointer: Checkpointer,
+    *,
+    policy: Policy | None = None,
+    eval_every: int | None = None,
+    evaluate: Any = None,
+    **arguments: Any,
+) -> Metrics:
+    """Open the tracker and call the loop, which may be stopped by a signal.
+
+    Args:
+        policy: the policy to train, whose spec is written into the run directory; None for world models.
+        eval_every: replaces `loop.eval_every`; None: leave it.
+        evaluate: of policy and step; a gate also saves its state in the checkpoints.
+        **arguments: of the loop. It receives those that it names, and `seed`, `device`, `evaluate`, `tracker` and
+            `checkpointer`.
+    """
+    gated = evaluate.keeping(checkpointer) if hasattr(evaluate, "keeping") else None
+    if policy is not None:
+        write_atomically(config.run_dir / "spec.json", policy.spec.to_json() + "\n")
+    tracker = build(config.tracker, "tracker", run_dir=config.run_dir, config=read_config(config.run_dir))
+    tracker.rewind(checkpointer.step)
+    available = {
+        **arguments, "evaluate": evaluate, "seed": config.seed, "device": config.torch_device, "tracker": tracker,
+        "checkpointer": gated or checkpointer,
+    }  # fmt: skip
+    names = open_arguments(config.loop, "loop")
+    loop = {**config.loop, "eval_every": eval_every} if gated else config.loop
+    try:
+        with checkpointer.interruptible():
+            result = build(loop, "loop", **{name: value for name, value in available.items() if name in names})
+            if gated:
+                gated.finish()
+    finally:
+        tracker.close()
+    return result
