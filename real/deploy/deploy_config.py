@@ -100,5 +100,5 @@ class DeployConfig:
         Raises:
             ConfigError: unknown or missing keys, or values of another type; lists all of them.
         """
-        raise_all(call_problems(cls, values, name="deploy"))
+        raise_all(call_problems(cls, values, "deploy"))
         return cls(**arguments_for(cls, values))

@@ -14,13 +14,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from robopolicy.core.errors import RobopolicyError, closest
+from robopolicy.core.errors import RobopolicyError, UsageError, closest
 
 if TYPE_CHECKING:
     from robopolicy.config.compose import Verb
 
 # name: (what it does, module:function, has a config in configs/). Modules are imported when their verb runs.
-_VERBS = {
+VERBS = {
     "demos": ("record demonstrations of a scripted expert as a LeRobot dataset", "robopolicy.cli.demos:demos", True),
     "teleop": (
         "record demonstrations of your own, driving the arm by keys",
@@ -116,8 +116,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _main(argv: Sequence[str] | None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     if not arguments or arguments[0] in ("-h", "--help", "help"):
-        width = max(map(len, _VERBS))
-        print(_USAGE.format(verbs="\n".join(f"  {name:<{width}}  {about}" for name, (about, *_) in _VERBS.items())))
+        width = max(map(len, VERBS))
+        print(_USAGE.format(verbs="\n".join(f"  {name:<{width}}  {about}" for name, (about, *_) in VERBS.items())))
         return 0 if arguments else 2
     if arguments[0] == "--version":
         from robopolicy.utils.provenance import version
@@ -125,7 +125,7 @@ def _main(argv: Sequence[str] | None) -> int:
         print(f"robopolicy {version()}")
         return 0
     debug = "--debug" in arguments
-    words = 2 if " ".join(arguments[:2]) in _VERBS else 1
+    words = 2 if " ".join(arguments[:2]) in VERBS else 1
     name = " ".join(arguments[:words])
     try:
         return _run(name, arguments[words:])
@@ -137,7 +137,7 @@ def _main(argv: Sequence[str] | None) -> int:
         if debug:
             raise
         _say(f"error: {error}")
-        return 2 if type(error).__name__ == "UsageError" else 1
+        return 2 if isinstance(error, UsageError) else 1
     except OSError as error:
         if debug or isinstance(error, BrokenPipeError):
             raise
@@ -148,7 +148,6 @@ def _main(argv: Sequence[str] | None) -> int:
 
 def _run(name: str, arguments: list[str]) -> int:
     from robopolicy.config.compose import compose
-    from robopolicy.config.hydra_configs import UsageError
 
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s")
     options, overrides = _options().parse_known_args(arguments)
@@ -188,11 +187,10 @@ def find_verb(name: str) -> Verb:
         UsageError: there is none; the closest names are offered.
     """
     from robopolicy.config.compose import Verb
-    from robopolicy.config.hydra_configs import UsageError
 
-    if name not in _VERBS:
-        raise UsageError(f"unknown verb {name!r}. {closest(name, _VERBS)}")
-    summary, target, config = _VERBS[name]
+    if name not in VERBS:
+        raise UsageError(f"unknown verb {name!r}. {closest(name, VERBS)}")
+    summary, target, config = VERBS[name]
     return Verb(name, summary, target, config)
 
 
@@ -201,7 +199,7 @@ def call(verb: Verb, config: dict[str, Any]) -> Any:
     from robopolicy.config.instantiate import arguments_for
 
     function = verb.load()
-    arguments = arguments_for(function, config)
+    arguments = arguments_for(function, config, f"`{verb.name}`", UsageError)
     if verb.name not in _RUNS:
         return function(**arguments)
     from robopolicy.runs.run_dir import has_checkpoint, has_stage, open_run

@@ -12,10 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from robopolicy.config.hydra_configs import NO_GROUPS, UsageError, config_folder, hydra_configs
-from robopolicy.config.overrides import forced, parse, sort_overrides
-from robopolicy.config.schema import MISSING, plain
-from robopolicy.core.errors import ConfigError, closest
+from robopolicy.config import described
+from robopolicy.config.hydra_configs import config_folder, group_files, hydra_config
+from robopolicy.config.instantiate import raise_all
+from robopolicy.config.plan import plan_call
+from robopolicy.config.schema import plain
+from robopolicy.core.errors import ConfigError, UsageError, closest
 from robopolicy.core.trees import flatten
 
 
@@ -48,7 +50,9 @@ def compose(
     config_dirs: Sequence[Path] = (),
     checked: bool = True,
 ) -> dict[str, Any]:
-    """Return the resolved config of a verb in plain dicts and lists, checked against all constructors that it names.
+    """Return the resolved config of a verb in plain dicts and lists, checked against the descriptions of all it names.
+
+    Nothing is imported for the check; the constructors themselves check once more when they are called.
 
     Args:
         settings: top-level keys given as Python values, not as text; None leaves the default. Paths become strings.
@@ -58,19 +62,12 @@ def compose(
     Raises:
         UsageError: an unknown group, option or key, a value of the wrong type, a missing one; all of them are listed.
     """
-    with hydra_configs(config_dirs) as hydra:
-        chosen, values = sort_overrides(hydra, verb.file, [parse(text) for text in overrides])
-        config = hydra.compose(verb.file, [o.text for o in chosen] + [forced(o) for o in values])
-        for key, value in (settings or {}).items():
-            if value is not None:
-                config[key] = str(value) if isinstance(value, Path) else plain(value)
-        if checked:
-            _check_roots(config, known=hydra.keys(verb.file))
+    config = hydra_config(verb.file, overrides, config_dirs)
+    config |= {key: plain(value) for key, value in (settings or {}).items() if value is not None}
     if checked:
-        from robopolicy.config.instantiate import call_problems, raise_all
-
-        found = call_problems(verb.load(), config, supplied=(), name=f"`{verb.name}`")
-        raise_all([_with_hint(p, config, group_options(config_dirs)) for p in found], UsageError)
+        target = described.describe_target(verb.target)
+        _, found = plan_call(target, config, "", (), f"`{verb.name}`", described.resolve)
+        raise_all([_with_hint(problem, config, config_dirs) for problem in found], UsageError)
     return config
 
 
@@ -90,12 +87,7 @@ def task_node(name: str) -> dict[str, Any]:
 
 def group_options(config_dirs: Sequence[Path] = ()) -> dict[str, dict[str, str]]:
     """Return {group: {option: the first comment line of its file}}."""
-    found: dict[str, dict[str, str]] = {}
-    for root in (config_folder(), *config_dirs):
-        for file in sorted(Path(root).glob("*/*.yaml")):
-            if file.parent.name not in NO_GROUPS:
-                found.setdefault(file.parent.name, {})[file.stem] = summary(file)
-    return found
+    return {g: {name: summary(file) for name, file in files.items()} for g, files in group_files(config_dirs).items()}
 
 
 def summary(file: Path) -> str:
@@ -109,18 +101,10 @@ def summary(file: Path) -> str:
     return re.split(r"(?<=\.)\s", " ".join(lines))[0]
 
 
-def _check_roots(config: Mapping[str, Any], known: set[str]) -> None:
-    """Find unknown top-level keys and missing values before heavy imports: configs/<verb>.yaml lists all keys."""
-    from robopolicy.config.instantiate import raise_all
-
-    raise_all([f"{key}: unknown key. {closest(key, known)}" for key in config if key not in known], UsageError)
-    raise_all([f"{k}: needs a value. Add {k}=…" for k, value in config.items() if value == MISSING], UsageError)
-
-
-def _with_hint(problem: str, config: Mapping[str, Any], groups: Mapping[str, Mapping[str, str]]) -> str:
+def _with_hint(problem: str, config: Mapping[str, Any], config_dirs: Sequence[Path]) -> str:
     """Add to a problem: for an unknown key, where a key of this name exists; for a group, its options."""
     key, _, what = problem.partition(": ")
-    if key in groups and what.startswith(("needs a value", "has no _target_")):
+    if what.startswith(("needs a value", "has no _target_")) and key in (groups := group_files(config_dirs)):
         return f"{key}: must be chosen: {key}=<one of {', '.join(groups[key])}>"
     if not what.startswith("unknown key"):
         return problem

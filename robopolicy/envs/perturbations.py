@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from robopolicy.config.instantiate import build
-from robopolicy.config.plan import resolve
+from robopolicy.config.registry import resolve
 from robopolicy.config.schema import Natural, NonNegative, Positive, signature
 from robopolicy.core.errors import ConfigError
 from robopolicy.core.rng import keyed_normal

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from robopolicy.cli import quickstart
-from robopolicy.cli.main import _VERBS, _WHAT_NOW, invoke, main
+from robopolicy.cli.main import _WHAT_NOW, VERBS, invoke, main
 from robopolicy.datasets.lerobot_writer import DatasetWriter
 from robopolicy.datasets.metadata import num_episodes, recorded
 from robopolicy.runs import logger
@@ -123,7 +123,7 @@ def test_experiments_record_again_what_was_interrupted(
         assert main([*DEMOS, f"out={data}", "overwrite=true"]) == 0
 
 
-@pytest.mark.parametrize("verb", _VERBS)
+@pytest.mark.parametrize("verb", VERBS)
 def test_every_verb_says_what_repeating_it_does(
     verb: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

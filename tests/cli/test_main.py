@@ -32,7 +32,7 @@ def test_mistakes_of_a_command_line_are_listed_together(capsys: pytest.CaptureFi
     [
         (["trian"], "unknown verb 'trian'. Did you mean 'train'?"),
         (["train", "task=pik", "run_dir=x"], "task=pik: no such option of the group 'task'. Did you mean 'pick'?"),
-        (["train", "polcy=flow", "run_dir=x"], "polcy: unknown key. Did you mean 'policy'?"),
+        (["train", "polcy=flow", "run_dir=x"], "polcy: unknown key; `train` does not take it. Did you mean 'policy'?"),
     ],
 )
 def test_typos_are_answered_with_the_closest_name(

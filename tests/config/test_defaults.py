@@ -11,7 +11,7 @@ import yaml
 
 from robopolicy.algos.chunk_critic import ChunkLearner
 from robopolicy.config.hydra_configs import config_folder
-from robopolicy.config.registry import lookup
+from robopolicy.config.registry import resolve
 from robopolicy.config.schema import PARTIAL, TARGET, is_node, signature
 from robopolicy.networks.encoders import ObservationEncoder
 from robopolicy.policies.denoising import ChunkDenoiser
@@ -50,7 +50,7 @@ def default_of(target: Any, key: str, node: dict[str, Any]) -> Any:
 
 def differences(node: dict[str, Any], slot: str, where: str, given: dict[str, Any]) -> list[str]:
     """Keys whose value is not the default of the target; `given`: keywords of a factory that is the default."""
-    target, found = lookup(slot, node[TARGET], where), []
+    target, found = resolve(node, slot, where), []
     for key, value in node.items():
         if key in (TARGET, PARTIAL):
             continue
@@ -58,7 +58,7 @@ def differences(node: dict[str, Any], slot: str, where: str, given: dict[str, An
         if default is EMPTY:
             continue  # required: the file is the only source
         if is_node(value):
-            if default is not None and getattr(default, "func", default) is not lookup(key, value[TARGET], where):
+            if default is not None and getattr(default, "func", default) is not resolve(value, key, where):
                 found.append(f"{where}.{key}: a {value[TARGET]}, by default {default}")
             found += differences(value, key, f"{where}.{key}", getattr(default, "keywords", {}))
         elif (list(default) if isinstance(default, tuple) else default) != (None if value == {} else value):

@@ -223,7 +223,7 @@ def test_every_registered_name_exists() -> None:
         for name in registry.names(slot):
             if slot == "task" and name in {*PACKAGES, "maniskill_gpu"}:
                 continue  # of a suite that may not be installed
-            assert callable(registry.lookup(slot, name, slot)), (slot, name)
+            assert callable(registry.resolve({"_target_": name}, slot)), (slot, name)
 
 
 def test_code_of_the_users_own_joins_by_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: Any) -> None:

@@ -11,7 +11,7 @@ from typing import Any, cast
 import torch
 
 from robopolicy.algos.bc import BC
-from robopolicy.config.plan import resolve
+from robopolicy.config.registry import resolve
 from robopolicy.config.schema import Count, Fraction, Natural, Node, NonNegative, Positive
 from robopolicy.core.errors import CheckpointError, ConfigError, DataError, SpecError
 from robopolicy.core.protocols import LogsMetrics
