@@ -45,6 +45,7 @@ class DeployConfig:
         operator: a human with this device may take over, in real time; over ROS 2 by the `keys` topic.
         human_first: the human begins every episode.
         drive: how keys move the arm.
+        threads: of torch, in this process; None: torch's choice.
 
     Raises:
         ConfigError: `lost` is no fraction below 1.
@@ -72,6 +73,7 @@ class DeployConfig:
     operator: Literal["keyboard", "gamepad"] | None = None
     human_first: bool = False
     drive: Drive = field(default_factory=Drive)
+    threads: Count | None = None
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.lost < 1.0:

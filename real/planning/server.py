@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from robopolicy.config.schema import Count
 from robopolicy.core.errors import ConfigError
 from robopolicy.core.specs import PolicySpec, changes
 from robopolicy.core.types import BASE_ACTION, Feature
@@ -27,6 +28,7 @@ from robopolicy.real.planning.wire import ready, receive, send
 from robopolicy.real.planning.wire_messages import PROTOCOL, Message, WireError, printable
 from robopolicy.runs.checkpointer import load_policy
 from robopolicy.utils.provenance import version
+from robopolicy.utils.threads import set_threads
 
 GREETING = 5.0  # s in which TLS must be agreed on, and again for a greeting, or an answer to be taken
 MESSAGE, SILENCE = 10.0, 600.0  # s for a message once it has begun; s after which a silent client is let go
@@ -36,8 +38,10 @@ LOOK = 0.25  # s between looks whether a waiting client must make room
 def serve(
     *, checkpoint: Path, which: Literal["latest", "best"] = "latest", host: str = "127.0.0.1", port: int = 5757,
     token: Path | None = None, certificate: Path | None = None, key: Path | None = None,
+    threads: Count | None = None,
 ) -> None:  # fmt: skip
     """Serve a checkpoint's policy until interrupted; `robopolicy deploy … server=host:port` uses it."""
+    set_threads(threads)
     place = PolicyRef.of(checkpoint, which, Path())
     policy = load_policy(checkpoint, which=which)
     secret = None if token is None else Token.load(token)

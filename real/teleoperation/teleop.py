@@ -30,6 +30,7 @@ from robopolicy.real.teleoperation.teleoperated_sim import (
 )
 from robopolicy.real.teleoperation.teleoperator import Drive
 from robopolicy.sim.env import SimEnv
+from robopolicy.utils.threads import set_threads
 
 
 class TeleopSummary(NamedTuple):
@@ -54,6 +55,7 @@ def teleop(
     view: bool = True,
     overwrite: bool = False,
     seed: int = 0,
+    threads: Count | None = None,
 ) -> TeleopSummary:
     """Record demonstrations by keys in this terminal, or by a gamepad, as a LeRobotDataset v3.
 
@@ -70,6 +72,7 @@ def teleop(
         DataError: `out` exists, or no episode was kept.
     """
     del robot  # the only one so far
+    set_threads(threads)
     env = build(task, "task", num_envs=1, seed=seed)
     if not isinstance(env, SimEnv):
         raise ConfigError("teleop: the simulated arm needs a task of the native suite, e.g. task=pick")

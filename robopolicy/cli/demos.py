@@ -8,6 +8,7 @@ from robopolicy.config.instantiate import build
 from robopolicy.config.schema import Count, Fraction, Node
 from robopolicy.datasets.demonstrations import RecordedDemos, record_demos
 from robopolicy.runs.logger import Tracker
+from robopolicy.utils.threads import set_threads
 
 
 def demos(
@@ -23,8 +24,10 @@ def demos(
     num_envs: Count = 64,
     max_attempts: Count | None = None,
     seed: int = 0,
+    threads: Count | None = None,
 ) -> RecordedDemos:
     """Record demonstrations of `expert` on `task` as a LeRobotDataset v3 in `out`."""
+    set_threads(threads)
     env = build(task, "task", num_envs=min(num_envs, 4 * episodes), seed=seed)
     shown = build(expert, "expert", env=env, expert_noise=expert_noise)
     recording = record_demos(

@@ -6,6 +6,7 @@ the YAML as long as the constructor behind its node takes it; every other key is
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -17,8 +18,12 @@ from robopolicy.config.hydra_configs import config_folder, group_files, hydra_co
 from robopolicy.config.instantiate import raise_all
 from robopolicy.config.plan import plan_call
 from robopolicy.config.schema import plain
-from robopolicy.core.errors import ConfigError, UsageError, closest
+from robopolicy.core.errors import CheckpointError, ConfigError, DataError, UsageError, closest
 from robopolicy.core.trees import flatten
+
+# Keys of datasets, policies and recordings that a verb reads, and their values that name no path.
+_READ = frozenset({"a", "b", "base", "checkpoint", "dataset", "memory", "model", "recording", "starts", "teacher"})
+_NO_PATHS = ("none", "zero_action")
 
 
 @dataclass(frozen=True)
@@ -69,6 +74,37 @@ def compose(
         _, found = plan_call(target, config, "", (), f"`{verb.name}`", described.resolve)
         raise_all([_with_hint(problem, config, config_dirs) for problem in found], UsageError)
     return config
+
+
+def check_paths(config: Mapping[str, Any]) -> None:
+    """Refuse datasets, policies and recordings that do not exist, before anything is imported to read them.
+
+    A run that is resumed may have lost what it began with; its training decides what it still needs.
+
+    Raises:
+        DataError, CheckpointError: of the first; names the key.
+    """
+    if os.path.isdir(os.path.join(str(config.get("run_dir") or ""), "checkpoints")):
+        return
+    for key, text in flatten(config).items():
+        name = key.rpartition(".")[2]
+        if name not in _READ or not isinstance(text, str) or not text or os.path.exists(text):
+            continue
+        path = Path(text)
+        if text in _NO_PATHS or text.startswith("hub:") or (config.get("suite") and "@" in text):
+            continue
+        if name in ("dataset", "memory"):
+            if not list(path.parent.glob(f".{path.name}.recording-*")):  # left by a recording that was killed
+                raise DataError(
+                    f"{key}={text}: no dataset here. Expected the directory of a LeRobotDataset v3; `robopolicy demos` "
+                    "records one."
+                )
+        elif name == "recording":
+            raise DataError(f"{key}={text}: no such file or directory; `robopolicy deploy … record=<folder>` makes one")
+        else:
+            raise CheckpointError(
+                f"{key}={text}: no such file or directory; expected a run directory, checkpoint or policy"
+            )
 
 
 def task_node(name: str) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from robopolicy.training.train_imitation import train_imitation
 from robopolicy.training.train_off_policy import train_off_policy
 from robopolicy.training.train_on_policy import train_on_policy
 from robopolicy.training.train_world_model import train_world_model
+from robopolicy.utils.threads import set_threads
 
 Trainer = Callable[[TrainConfig, Checkpointer], Metrics]
 
@@ -48,8 +49,7 @@ def train(**keys: Any) -> Metrics:
         KeyboardInterrupt: stopped by the user, after a checkpoint.
     """
     config = TrainConfig(**keys)
-    if config.threads is not None:
-        torch.set_num_threads(config.threads)
+    set_threads(config.threads)
     if config.rounds:
         if config.coevolve is None or config.world is None:
             raise ConfigError("rounds: need a world to imagine in and to refit: world=imagined, world.model=<its run>.")
