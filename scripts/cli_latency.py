@@ -3,7 +3,7 @@
     python scripts/cli_latency.py              # prints the seconds of each command, median of 5 runs, and its answer
     python scripts/cli_latency.py --record     # writes docs/results/cli_latency.json
 
-Every command runs in a process of its own, once before it is measured, so that bytecode is compiled and files are cached.
+Every command runs in a process of its own, once before it is measured: bytecode is compiled then, files are cached.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ COMMANDS = {  # setting: (arguments, exit code, what the answer has to name)
     "missing_dataset": ("train algo=bc dataset=gone run_dir=x", 1, "dataset=gone"),
     "missing_checkpoint": ("eval checkpoint=gone", 1, "checkpoint=gone"),
     "unknown_task_native": ("train algo=residual task=reach task.task=reech run_dir=x", 2, "task.task='reech'"),
-    **{f"unknown_task_{suite}": (f"train algo=residual task={suite} task.name=nothing run_dir=x", 2, "task.name='nothing'")
+    **{f"unknown_task_{suite}": (f"train task={suite} task.name=nothing run_dir=x", 2, "task.name='nothing'")
        for suite in ("metaworld", "maniskill", "robosuite", "libero", "gymnasium")},
     "unknown_task_gym_id": ("train algo=residual task=gymnasium task.package=gymnasium_robotics task.name=FetchPush-v9 "
                             "run_dir=x", 2, "task.name='FetchPush-v9'"),

@@ -71,14 +71,17 @@ def test_a_failed_start_leaves_no_new_folder(
 
 
 def test_results_and_folders_of_before_stay(tmp_path: Path) -> None:
-    for path, file in ((tmp_path / "old", None), (tmp_path / "a" / "run", "metrics.jsonl")):
-        if file is None:
-            path.mkdir()
-        with pytest.raises(ValueError), removed_if_nothing_came(path):
+    def fail(path: Path, file: str) -> None:
+        with removed_if_nothing_came(path):
             path.mkdir(parents=True, exist_ok=True)
-            (path / (file or "config.yaml")).touch()
+            (path / file).touch()
             raise ValueError
-        assert [p.name for p in path.iterdir()] == [file or "config.yaml"]
+
+    (tmp_path / "old").mkdir()
+    for path, file in ((tmp_path / "old", "config.yaml"), (tmp_path / "a" / "run", "metrics.jsonl")):
+        with pytest.raises(ValueError, match=""):
+            fail(path, file)
+        assert [p.name for p in path.iterdir()] == [file]
 
 
 def test_every_verb_that_computes_takes_threads() -> None:
