@@ -155,21 +155,29 @@ def sources(target: Any) -> list[Any]:
 
 
 def documentation(documented: list[Any], names: set[str]) -> dict[str, str]:
-    """{key: what it means}, the first sentence of its entry under "Args:"."""
+    """{key: what it means}: the first sentence of its entry "key: …" or "key, other: …" in a docstring.
+
+    "see Other" stands for the entry of the same key in the docstring of Other.
+    """
     found: dict[str, str] = {}
     for source in documented:
-        doc = inspect.cleandoc(source.__doc__ or "")
-        _, _, block = f"\n{doc}".partition("\nArgs:\n")
-        block = re.split(r"\n(?=\S)", block)[0]
-        parts = re.split(
-            r"(?:(?<=\n    )|(?<=[.;:] )|(?<=[.;:]\n        )|^    )((?:\*{0,2}\w+, )*\*{0,2}\w+): ", block
-        )
-        text = ""
-        for heads, body in zip(parts[1::2], parts[2::2], strict=True):
-            given = [h for h in heads.split(", ") if h in names]
-            text = re.split(r"(?<=[.;])\s", " ".join(body.split()))[0].rstrip(".;")
-            for name in given if text and not text.startswith("see ") else ():
-                found.setdefault(name, text)
+        doc = re.sub(r"(?m)^(?:Args|Attributes):$", "", inspect.cleandoc(source.__doc__ or ""))
+        block = re.split(r"\n(?:Returns|Raises):\n", doc)[0]
+        entry = r"(?:^\s*|\n\s*|(?<=[.;:] ))((?:\*{0,2}`?\w+`?, )*\*{0,2}`?\w+`?): "
+        marks = [m for m in re.finditer(entry, block) if "*" in m[1] or names & set(re.findall(r"\w+", m[1]))]
+        for mark, following in zip(marks, [*marks[1:], None][: len(marks)], strict=True):
+            heads, body = mark[1], block[mark.end() : following.start() if following else len(block)]
+            given = [head for head in heads.replace("`", "").split(", ") if head in names and head not in found]
+            text = re.split(r"(?<!al\.)(?<!e\.g\.)(?<=\.)\s", " ".join(body.split()))[0].rstrip(".;:")
+            if reference := re.fullmatch(r"see `?(\w+)`?", text):
+                modules = [
+                    sys.modules[source.__module__],
+                    *(m for n, m in sorted(sys.modules.items()) if n.startswith("robopolicy.")),
+                ]
+                other = next((vars(m)[reference[1]] for m in modules if reference[1] in vars(m)), None)
+                found |= documentation(sources(other), set(given)) if given and callable(other) else {}
+            else:
+                found |= dict.fromkeys(given, text) if text else {}
     return found
 
 

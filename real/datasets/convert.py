@@ -66,6 +66,16 @@ def convert(
     dataset, of which bags are made (real/ros2/bags/from_dataset.py). An HDF5 file, or a folder that holds one, is
     robomimic's, Minari's or ManiSkill's (robopolicy.datasets.hdf5).
 
+    Args:
+        recording: folder of `robopolicy deploy … record=<folder>` or one of its files, rosbag2 bags, an HDF5 file, or a
+            dataset.
+        out: directory of the dataset, or of the bags.
+        only_success: keep successful episodes alone.
+        overwrite: replace a dataset in `out`.
+        bag: options of rosbag2 bags.
+        hdf5: options of HDF5 files.
+        threads: of torch; None: torch's choice.
+
     Raises:
         DataError: a recording is damaged, or of another policy, task or rate than the first; or no episode is left.
     """

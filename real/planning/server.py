@@ -40,7 +40,18 @@ def serve(
     token: Path | None = None, certificate: Path | None = None, key: Path | None = None,
     threads: Count | None = None,
 ) -> None:  # fmt: skip
-    """Serve a checkpoint's policy until interrupted; `robopolicy deploy … server=host:port` uses it."""
+    """Serve a checkpoint's policy until interrupted; `robopolicy deploy … server=host:port` uses it.
+
+    Args:
+        checkpoint: run directory, checkpoint or policy directory.
+        which: newest or best checkpoint of a run directory.
+        host: address to listen on; any other than this machine's own needs token, certificate and key.
+        port: to listen on.
+        token: file with a secret of at least 16 characters, and its expiry after a space.
+        certificate: PEM file of the server's certificate, for TLS.
+        key: PEM file of the certificate's key.
+        threads: of torch; None: torch's choice.
+    """
     set_threads(threads)
     place = PolicyRef.of(checkpoint, which, Path())
     policy = load_policy(checkpoint, which=which)

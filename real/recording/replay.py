@@ -45,6 +45,10 @@ class Replayed(NamedTuple):
 def replay(*, recording: Path, threads: Count | None = None) -> list[Replayed]:
     """Reproduce the decisions in a recording, or in all of a folder.
 
+    Args:
+        recording: MCAP file of `robopolicy deploy … record=<folder>`, or the folder.
+        threads: of torch; None: torch's choice.
+
     Raises:
         DataError: no recording, a damaged or incomplete one, or a decision that comes out otherwise.
     """

@@ -66,6 +66,12 @@ def teleop(
         drive: speeds of the keys.
         seed: of the scenes, which are those of `demos`. A scene whose episode is discarded begins again, so that hard
             scenes are not left out.
+        task: node of a native task.
+        robot: the arm; mujoco is the simulated one.
+        operator: device of the human: keyboard or gamepad.
+        view: open a window onto the arm, where there is a display.
+        overwrite: replace a dataset in `out`.
+        threads: of torch; None: torch's choice.
 
     Raises:
         ConfigError: there is no terminal or gamepad, or keys cannot drive this task's actions.

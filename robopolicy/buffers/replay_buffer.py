@@ -26,6 +26,7 @@ class Replay:
     Args:
         capacity: transitions over all envs (rounded down to whole rows).
         gamma: γ per primitive step. spec: of the policy; error messages use its action names.
+        n_step: steps of a window, whose rewards are summed.
 
     Raises:
         DataError: the capacity holds no window.

@@ -25,6 +25,11 @@ def report(
 
     Args:
         world_model_report: node of the report on runs of a world model or in imagination; None: without it.
+        run_dir: run directory, or several.
+        out: file of the page; None: report.html in the first run directory.
+        title: of the page.
+        max_video_mib: bound of all films in the page, MiB.
+        threads: of torch; None: torch's choice.
     """
     set_threads(threads)
     runs = [run_dir] if isinstance(run_dir, Path) else list(run_dir)

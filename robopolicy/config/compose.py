@@ -134,7 +134,7 @@ def summary(file: Path) -> str:
             break
         if not line.startswith("# @package"):
             lines.append(line.lstrip("# "))
-    return re.split(r"(?<=\.)\s", " ".join(lines))[0]
+    return re.split(r"(?<!e\.g\.)(?<=\.)\s", " ".join(lines))[0]
 
 
 def _with_hint(problem: str, config: Mapping[str, Any], config_dirs: Sequence[Path]) -> str:

@@ -42,6 +42,8 @@ def data_check(*, dataset: Path, saturated: Fraction = 0.5, shown: Count = 50, t
     Args:
         saturated: share of an episode's frames up to which an action may lie at its limit; the gripper always may.
         shown: most defects in the message.
+        dataset: a LeRobotDataset v3, or an HDF5 file as `convert` reads it.
+        threads: of torch; None: torch's choice.
 
     Raises:
         DataError: there are defects, or no dataset.
