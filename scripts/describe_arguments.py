@@ -28,7 +28,7 @@ from unittest.mock import MagicMock, patch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from robopolicy.cli.main import VERBS
+from robopolicy.cli.verbs import VERBS
 from robopolicy.config import registry, schema
 from robopolicy.config.described import FILE
 from robopolicy.utils import suite_packages
@@ -59,7 +59,7 @@ def main() -> int:
 def described() -> dict[str, Any]:
     """{"module:attribute": description} of every registered target, verb, and dataclass that groups keys."""
     places = {v for known in registry._SLOTS.values() for v in known.values() if isinstance(v, str)}
-    places |= {target for _, target, config in VERBS.values() if config}
+    places |= {verb.target for verb in VERBS.values() if verb.config}
     found: dict[str, Any] = {}
     with stand_ins():
         before = json.loads(FILE.read_text(encoding="utf-8")) if FILE.is_file() else {}

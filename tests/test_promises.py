@@ -9,7 +9,7 @@ from collections import Counter
 
 import pytest
 
-from robopolicy.cli.main import VERBS
+from robopolicy.cli.verbs import VERBS
 from scripts import promise_check, promise_list, promises
 from scripts.promise_list import Promise, collect, kind_of, words
 

@@ -24,9 +24,8 @@ class Replay:
     episode's end, or before the first transition that is not valid. `discount` carries termination; there is no `done`.
 
     Args:
-        capacity: transitions over all envs (rounded down to whole rows).
+        capacity: transitions over all envs (rounded down to whole rows). n_step: steps of a window of summed rewards.
         gamma: γ per primitive step. spec: of the policy; error messages use its action names.
-        n_step: steps of a window, whose rewards are summed.
 
     Raises:
         DataError: the capacity holds no window.

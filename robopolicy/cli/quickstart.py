@@ -36,16 +36,10 @@ def quickstart(
     """Run all stages once, in `out`: data/, bc/, residual/ with report.html. Finished stages are not repeated.
 
     Args:
-        out: directory of all stages.
-        task: node of the task.
-        tracker: node of the tracker of metrics.
-        demos: number of demonstrations.
-        expert_noise: imperfection of the expert, see `demos`.
-        bc_steps: updates of the imitation.
-        rl_steps: env steps of the refinement.
-        episodes: number of episodes of the comparison.
-        videos: number of films.
-        seed: of everything random.
+        out: directory of all stages. task: node of the task. tracker: node of the tracker of metrics.
+        demos: number of demonstrations. expert_noise: imperfection of the expert, see `demos`.
+        bc_steps: updates of the imitation. rl_steps: env steps of the refinement.
+        episodes: number of episodes of the comparison. videos: number of films. seed: of everything random.
         threads: of torch; None: torch's choice.
 
     Returns:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,33 +17,13 @@ from robopolicy.config.hydra_configs import config_folder, group_files, hydra_co
 from robopolicy.config.instantiate import raise_all
 from robopolicy.config.plan import plan_call
 from robopolicy.config.schema import plain
+from robopolicy.config.verb import Verb
 from robopolicy.core.errors import CheckpointError, ConfigError, DataError, UsageError, closest
 from robopolicy.core.trees import flatten
 
 # Keys of datasets, policies and recordings that a verb reads, and their values that name no path.
 _READ = frozenset({"a", "b", "base", "checkpoint", "dataset", "memory", "model", "recording", "starts", "teacher"})
 _NO_PATHS = ("none", "zero_action")
-
-
-@dataclass(frozen=True)
-class Verb:
-    """A subcommand: the config that it starts from and the function that it calls with it."""
-
-    name: str
-    summary: str
-    target: str  # module:function, imported only when it runs
-    config: bool = True  # configs/<file>.yaml
-
-    @property
-    def file(self) -> str:
-        """Name of the config; a verb may have two words."""
-        return self.name.replace(" ", "_")
-
-    def load(self) -> Any:
-        import importlib
-
-        module, name = self.target.split(":")
-        return getattr(importlib.import_module(module), name)
 
 
 def compose(

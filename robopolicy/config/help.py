@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from robopolicy.config import described
-from robopolicy.config.compose import Verb, compose, group_options, summary
+from robopolicy.config.compose import compose, group_options, summary
 from robopolicy.config.hydra_configs import choices, config_folder
 from robopolicy.config.schema import PARTIAL, TARGET
+from robopolicy.config.verb import Verb
 from robopolicy.core.errors import ConfigError
 from robopolicy.core.trees import flatten
 

@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from pydantic import ValidationError
+
 from robopolicy.config import registry
 from robopolicy.config.described import Described
 from robopolicy.config.schema import (
@@ -60,9 +62,8 @@ def plan_call(
     """Check and convert the arguments of a target, and those of all nodes in them.
 
     Args:
-        where: dotted key of the arguments, for the messages.
+        where: dotted key of the arguments, for the messages. name: of the target in the messages.
         supplied: names that the caller passes at run time; None: unknown yet, so required ones may be missing.
-        name: of the target in the messages.
         resolve: finds the target of a node: itself, or its description, which needs no imports.
 
     Returns:
@@ -73,11 +74,12 @@ def plan_call(
     for plan, given, here, others in todo:  # nodes and groups in the arguments are appended
         taker = name if plan is whole and name else f"{plan.target.__module__}.{plan.target.__qualname__}"
         try:
-            if isinstance(plan.target, Described):
-                plan.known = plan.target.signature(given)
-                found += plan.target.problems(given, here)
-            else:
-                plan.known = signature(plan.target, given)
+            known = (
+                plan.target.signature
+                if isinstance(plan.target, Described)
+                else functools.partial(signature, plan.target)
+            )
+            plan.known = known(given)
         except ConfigError as error:
             found.append(str(error))
             continue
@@ -91,39 +93,45 @@ def plan_call(
                 found.append(f"{at}: unknown key; {taker} does not take it. {closest(str(key), plan.known.known)}")
             elif parameter is not None and isinstance(value, str) and value == MISSING:
                 found.append(f"{at}: needs a value. Add {at}=<{describe(parameter.annotation)}>")
-            elif parameter is not None and isinstance(value, Mapping) and (TARGET in value or parameter.takes_node):
+            elif (
+                parameter is not None
+                and isinstance(value, Mapping)
+                and (TARGET in value or parameter.takes_node or parameter.group is not None)
+            ):
                 inner, wrong = _plan_inner(str(key), value, parameter, at, resolve)
                 found += wrong
                 if inner is not None:
                     plan.arguments[key] = value if parameter.takes_node else inner  # a `Node` stays data
                     todo.append((inner, value, at, None if parameter.takes_node or inner.partial else ()))
-            elif parameter is not None and isinstance(value, Mapping) and parameter.group is not None:
-                plan.arguments[key] = inner = Plan(parameter.group, {})
-                todo.append((inner, value, at, ()))
             elif isinstance(value, Mapping | list | tuple) and holds_node(value):  # it would be built unchecked
                 found.append(f"{at}: got data with a node ({TARGET}) in it, and nothing can be built there. "
                              "Give plain values.")  # fmt: skip
             elif parameter is None or parameter.adapter is None:
                 plan.arguments[key] = plain(value)
+            elif isinstance(value, bool) and not parameter.takes_bool:
+                found.append(_wrong_type(at, parameter, value))
             else:
                 try:
-                    if isinstance(value, bool) and not parameter.takes_bool:
-                        raise ValueError
                     plan.arguments[key] = parameter.adapter.validate_python(value)
-                except ValueError:
-                    shown = "null" if value is None else f"{value!r} ({type(value).__name__})"
-                    found.append(f"{at}: expected {describe(parameter.annotation)}, found {shown}")
+                except ValidationError:
+                    found.append(_wrong_type(at, parameter, value))
         missing = frozenset() if others is None else plan.known.required.difference(given, others)
-        for key in [k for k in plan.known.known if k in missing]:
-            kind = describe(plan.known.known[key].annotation)
-            found.append(f"{join(here, key)}: needs a value ({kind}), required by {taker}")
+        found += [f"{join(here, key)}: needs a value ({describe(parameter.annotation)}), required by {taker}"
+                  for key, parameter in plan.known.known.items() if key in missing]  # fmt: skip
     return whole, found
+
+
+def _wrong_type(where: str, parameter: Parameter, value: Any) -> str:
+    found = "null" if value is None else f"{value!r} ({type(value).__name__})"
+    return f"{where}: expected {describe(parameter.annotation)}, found {found}"
 
 
 def _plan_inner(
     slot: str, node: Mapping[str, Any], parameter: Parameter, where: str, resolve: Resolve
 ) -> tuple[Plan | None, list[str]]:
     """Look up the target of a node that stands at an argument; None where there is none to plan."""
+    if TARGET not in node and parameter.group is not None:
+        return Plan(parameter.group, {}), []
     if TARGET not in node:
         return None, [f"{where}: has no {TARGET}; choose an option of the config group, or write the node in full"]
     if not parameter.takes_node and slot in registry.ROOTS:
@@ -132,6 +140,8 @@ def _plan_inner(
         plan = Plan(resolve(node, slot, where), {}, node[TARGET], partial=bool(node.get(PARTIAL)))
     except ConfigError as error:
         return None, [str(error)]
+    if isinstance(plan.target, Described):
+        return plan, plan.target.problems(node, where)
     kind = parameter.annotation  # checked where it is a plain class
     if parameter.takes_node or kind in (Any, object) or not inspect.isclass(kind) or hasattr(kind, "_is_protocol"):
         return plan, []

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from robopolicy.cli.main import VERBS, find_verb, main
+from robopolicy.cli.main import main
+from robopolicy.cli.verbs import VERBS
 from robopolicy.config import described
 from robopolicy.config.compose import check_paths
 from robopolicy.core.errors import CheckpointError, DataError
@@ -85,5 +86,5 @@ def test_results_and_folders_of_before_stay(tmp_path: Path) -> None:
 
 
 def test_every_verb_that_computes_takes_threads() -> None:
-    verbs = [find_verb(name) for name, (_, _, config) in VERBS.items() if config]
+    verbs = [verb for verb in VERBS.values() if verb.config]
     assert [v.name for v in verbs if "threads" not in described.entries()[v.target]["keys"]] == []

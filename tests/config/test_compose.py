@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from robopolicy.cli.main import find_verb
+from robopolicy.cli.verbs import find_verb
 from robopolicy.config.compose import compose, group_options
 from robopolicy.config.hydra_configs import config_folder
 from robopolicy.config.registry import names as registered

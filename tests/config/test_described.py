@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from robopolicy.cli.main import find_verb
+from robopolicy.cli.verbs import find_verb
 from robopolicy.config import described, registry
 from robopolicy.config.compose import compose
 from robopolicy.config.plan import plan_call
@@ -62,7 +62,10 @@ def test_names_of_another_version_are_left_to_the_package(monkeypatch: pytest.Mo
 def test_names_of_the_users_own_module_are_left_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
     node = {"_target_": "native", "task": "mine", "of_mine": 3}
     monkeypatch.setattr(registry, "_admitted", ["my_robot"])
-    assert plan_call(described.resolve(node, "task"), node, "task", None, "", described.resolve)[1] == []
+    config = {"task": node, "run_dir": "x", "loop": {"_target_": "offline"}, "tracker": {"_target_": "tracker"}}
+    assert (
+        plan_call(described.describe_target(find_verb("train").target), config, "", (), "", described.resolve)[1] == []
+    )
 
 
 def test_a_suite_that_is_not_installed_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from robopolicy.cli.main import VERBS, find_verb
+from robopolicy.cli.verbs import VERBS, find_verb
 from robopolicy.config.compose import compose, group_options
 from robopolicy.config.help import meanings, verb_help
 from robopolicy.config.hydra_configs import choices
 from robopolicy.core.trees import flatten
 
-WITH_CONFIG = [name for name, (_, _, config) in VERBS.items() if config]
+WITH_CONFIG = [name for name, verb in VERBS.items() if verb.config]
 
 
 @pytest.mark.parametrize("name", WITH_CONFIG)

@@ -36,10 +36,8 @@ def export(
         format: "robopolicy": LeRobot's plugin type of that name. The directory holds our policy unchanged, in policy/,
             and LeRobot's config and processors, which do nothing. "native": LeRobot's own type, for its policies that
             were fine-tuned through their chain. None: native where possible.
-        checkpoint: run directory, checkpoint or policy directory.
-        out: the new directory.
-        which: newest or best checkpoint of a run directory.
-        threads: of torch; None: torch's choice.
+        checkpoint: run directory, checkpoint or policy directory. out: the new directory.
+        which: newest or best checkpoint of a run directory. threads: of torch; None: torch's choice.
 
     Raises:
         CheckpointError: the checkpoint is LeRobot's already or cannot be loaded, LeRobot has no type for it, or `out`
