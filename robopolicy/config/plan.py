@@ -8,8 +8,6 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from pydantic import ValidationError
-
 from robopolicy.config import registry
 from robopolicy.config.described import Described
 from robopolicy.config.schema import (
@@ -26,6 +24,7 @@ from robopolicy.config.schema import (
 )
 from robopolicy.core.errors import ConfigError, closest
 
+_DATA = Parameter(Any, None)  # any value
 Target = Callable[..., Any] | Described
 Resolve = Callable[[Any, str, str], Target]
 
@@ -59,78 +58,64 @@ def plan_call(
     name: str = "",
     resolve: Resolve = registry.resolve,
 ) -> tuple[Plan, list[str]]:
-    """Check and convert the arguments of a target, and those of all nodes in them.
+    """Check and convert the arguments of a target, and those of all nodes in them; list all that is wrong.
 
     Args:
-        where: dotted key of the arguments, for the messages. name: of the target in the messages.
+        where, name: dotted key of the arguments and name of the target, for the messages.
         supplied: names that the caller passes at run time; None: unknown yet, so required ones may be missing.
         resolve: finds the target of a node: itself, or its description, which needs no imports.
-
-    Returns:
-        The plan, and everything that is wrong, one sentence each.
     """
     whole, found = Plan(target, {}, name), list[str]()
     todo: list[tuple[Plan, Mapping[str, Any], str, Iterable[str] | None]] = [(whole, arguments, where, supplied)]
     for plan, given, here, others in todo:  # nodes and groups in the arguments are appended
         taker = name if plan is whole and name else f"{plan.target.__module__}.{plan.target.__qualname__}"
         try:
-            known = (
-                plan.target.signature
-                if isinstance(plan.target, Described)
-                else functools.partial(signature, plan.target)
-            )
-            plan.known = known(given)
+            own = plan.target.signature if isinstance(plan.target, Described) else None
+            plan.known = own(given) if own else signature(plan.target, given)
         except ConfigError as error:
             found.append(str(error))
             continue
         for key, value in given.items():
-            at, parameter = f"{here}.{key}" if here else str(key), plan.known.known.get(key)
+            at = f"{here}.{key}" if here else str(key)
+            parameter = plan.known.known.get(key, _DATA if plan.known.anything else None)
+            may_nest = isinstance(value, Mapping) and parameter is not _DATA  # in data it would be built unchecked
             if key == TARGET or (key == PARTIAL and isinstance(value, bool)):
                 continue
             if str(key).startswith("_"):
                 found.append(f"{at}: unknown directive or value. Known: {TARGET}, {PARTIAL} (true or false).")
-            elif parameter is None and not plan.known.anything:
+            elif parameter is None:
                 found.append(f"{at}: unknown key; {taker} does not take it. {closest(str(key), plan.known.known)}")
-            elif parameter is not None and isinstance(value, str) and value == MISSING:
+            elif isinstance(value, str) and value == MISSING:
                 found.append(f"{at}: needs a value. Add {at}=<{describe(parameter.annotation)}>")
-            elif (
-                parameter is not None
-                and isinstance(value, Mapping)
-                and (TARGET in value or parameter.takes_node or parameter.group is not None)
-            ):
+            elif may_nest and (TARGET in value or parameter.takes_node or parameter.group):
                 inner, wrong = _plan_inner(str(key), value, parameter, at, resolve)
                 found += wrong
                 if inner is not None:
                     plan.arguments[key] = value if parameter.takes_node else inner  # a `Node` stays data
                     todo.append((inner, value, at, None if parameter.takes_node or inner.partial else ()))
-            elif isinstance(value, Mapping | list | tuple) and holds_node(value):  # it would be built unchecked
-                found.append(f"{at}: got data with a node ({TARGET}) in it, and nothing can be built there. "
-                             "Give plain values.")  # fmt: skip
-            elif parameter is None or parameter.adapter is None:
+            elif isinstance(value, Mapping | list | tuple) and holds_node(value):
+                found.append(f"{at}: got data with a node ({TARGET}) in it: nothing is built there. Give plain values.")
+            elif parameter.adapter is None:
                 plan.arguments[key] = plain(value)
-            elif isinstance(value, bool) and not parameter.takes_bool:
-                found.append(_wrong_type(at, parameter, value))
             else:
                 try:
+                    if isinstance(value, bool) and not parameter.takes_bool:
+                        raise ValueError
                     plan.arguments[key] = parameter.adapter.validate_python(value)
-                except ValidationError:
-                    found.append(_wrong_type(at, parameter, value))
+                except ValueError:  # pydantic's errors are such
+                    shown = "null" if value is None else f"{value!r} ({type(value).__name__})"
+                    found.append(f"{at}: expected {describe(parameter.annotation)}, found {shown}")
         missing = frozenset() if others is None else plan.known.required.difference(given, others)
         found += [f"{join(here, key)}: needs a value ({describe(parameter.annotation)}), required by {taker}"
                   for key, parameter in plan.known.known.items() if key in missing]  # fmt: skip
     return whole, found
 
 
-def _wrong_type(where: str, parameter: Parameter, value: Any) -> str:
-    found = "null" if value is None else f"{value!r} ({type(value).__name__})"
-    return f"{where}: expected {describe(parameter.annotation)}, found {found}"
-
-
 def _plan_inner(
     slot: str, node: Mapping[str, Any], parameter: Parameter, where: str, resolve: Resolve
 ) -> tuple[Plan | None, list[str]]:
     """Look up the target of a node that stands at an argument; None where there is none to plan."""
-    if TARGET not in node and parameter.group is not None:
+    if TARGET not in node and parameter.group:
         return Plan(parameter.group, {}), []
     if TARGET not in node:
         return None, [f"{where}: has no {TARGET}; choose an option of the config group, or write the node in full"]
