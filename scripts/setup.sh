@@ -234,8 +234,9 @@ make_venv() {
     export UV_HTTP_TIMEOUT=${UV_HTTP_TIMEOUT:-300} VIRTUAL_ENV=$PWD/.venv
     unset CONDA_PREFIX UV_SYSTEM_PYTHON UV_PYTHON
     rm -f "$stamp"
-    "$uv" pip install "${quiet[@]}" --require-hashes --build-constraints requirements/build.txt -r "requirements/$set.txt"
-    "$uv" pip install "${quiet[@]}" --no-deps --build-constraints requirements/build.txt --editable .
+    "$uv" pip install "${quiet[@]}" --compile-bytecode --require-hashes --build-constraints requirements/build.txt \
+        -r "requirements/$set.txt"
+    "$uv" pip install "${quiet[@]}" --compile-bytecode --no-deps --build-constraints requirements/build.txt --editable .
     echo "$set $(digest "$set")" >"$stamp"
 }
 
