@@ -70,8 +70,8 @@ def plan_call(
     for plan, given, here, others in todo:  # nodes and groups in the arguments are appended
         taker = name if plan is whole and name else f"{plan.target.__module__}.{plan.target.__qualname__}"
         try:
-            own = plan.target.signature if isinstance(plan.target, Described) else None
-            plan.known = own(given) if own else signature(plan.target, given)
+            called = plan.target
+            plan.known = called.signature(given) if isinstance(called, Described) else signature(called, given)
         except ConfigError as error:
             found.append(str(error))
             continue
