@@ -196,7 +196,7 @@ def warm() -> None:
     for slot in registry._SLOTS:
         for name in registry.names(slot):
             with contextlib.suppress(ImportError, RobopolicyError):  # what is not installed
-                registry.lookup(slot, name, slot)
+                registry.resolve({"_target_": name}, slot)
 
 
 @contextlib.contextmanager

@@ -22,7 +22,7 @@ from mcap.writer import Writer
 from robopolicy import sim
 from robopolicy.algos.bc import BC
 from robopolicy.cli.eval import evaluate
-from robopolicy.cli.main import find_verb
+from robopolicy.cli.verbs import find_verb
 from robopolicy.config.compose import compose
 from robopolicy.config.instantiate import build
 from robopolicy.core.errors import DataError, RobopolicyError

@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-from robopolicy.cli.main import _VERBS, find_verb
+from robopolicy.cli.verbs import VERBS, find_verb
 from robopolicy.config.compose import compose, group_options
 from robopolicy.config.hydra_configs import config_folder
 from robopolicy.core.errors import RobopolicyError
@@ -86,11 +86,11 @@ def split(words: Sequence[str]) -> Context | None:
     words = [w for w in words if not w.startswith(("--", "$"))]
     if not words:
         return None
-    verb = " ".join(words[:2]) if " ".join(words[:2]) in _VERBS else words[0]
+    verb = " ".join(words[:2]) if " ".join(words[:2]) in VERBS else words[0]
     overrides = words[len(verb.split()) :]
-    if verb not in _VERBS:
+    if verb not in VERBS:
         raise RobopolicyError(f"unknown verb {verb!r}")
-    return None if not _VERBS[verb][2] else (verb, *overrides)
+    return None if not VERBS[verb].config else (verb, *overrides)
 
 
 @functools.cache
@@ -125,7 +125,7 @@ def flat(context: Context) -> dict[str, Any]:
 def contexts() -> list[Context]:
     """Each verb, with each option of its groups, and the pairs that belong together."""
     groups = group_options()
-    found: list[Context] = [(verb,) for verb, about in _VERBS.items() if about[2]]
+    found: list[Context] = [(verb,) for verb, about in VERBS.items() if about.config]
     for algo in groups["algo"]:
         found += [("train", f"algo={algo}", "task=pick"), ("train", f"algo={algo}", "world=imagined")]
     found += [("train", "algo=bc", f"policy={policy}") for policy in groups["policy"]]
@@ -200,7 +200,7 @@ def ending(words: Sequence[str], keys: Sequence[str]) -> str:
 
 def top(name: str) -> bool:
     """A key at the top of a verb's config, or a group."""
-    return name in group_options() or any(name in flat((verb,)) for verb, about in _VERBS.items() if about[2])
+    return name in group_options() or any(name in flat((verb,)) for verb, about in VERBS.items() if about.config)
 
 
 def key(name: str, own: list[Context]) -> str:

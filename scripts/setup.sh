@@ -230,13 +230,15 @@ check_cuda() { # one .venv has PyTorch with CUDA or without, never a mixture
 }
 
 make_venv() {
-    local uv python done_set free quiet=() how=() size="3 GB to download" disk=7
+    local uv python done_set free flags=() how=() size="3 GB to download" disk=7
     uv=$(find_uv) || { install_uv && uv=.tools/bin/uv; }
     if read -r done_set _ 2>/dev/null <"$stamp" && [[ $(rank "$done_set") -ge $(rank "$set") ]]; then
         set=$done_set # never take away what is there
     fi
     if [[ $set == core-cpu ]]; then
         how=(--no-deps --torch-backend cpu) size="0.6 GB to download" disk=2
+    else
+        how=(--compile-bytecode) # the first command answers at once; for a small disk it is too much
     fi
     if ! works .venv/bin/python -c 'import sys; assert sys.version_info[:2] == (3, 12)'; then
         free=$(df -Pk . | awk 'NR == 2 { print int($4 / 1048576) }')
@@ -246,13 +248,13 @@ make_venv() {
         "$uv" venv --quiet --clear --python "$python" --prompt robopolicy .venv
     fi
     say "installing requirements/$set.txt into .venv (the first time, about $size)"
-    [[ -t 2 ]] || quiet=(--quiet) # progress bars are for people
+    [[ -t 2 ]] || flags+=(--quiet) # progress bars are for people
     export UV_HTTP_TIMEOUT=${UV_HTTP_TIMEOUT:-300} VIRTUAL_ENV=$PWD/.venv
     unset CONDA_PREFIX UV_SYSTEM_PYTHON UV_PYTHON
     rm -f "$stamp"
-    "$uv" pip install "${quiet[@]}" --require-hashes "${how[@]}" --build-constraints requirements/build.txt \
+    "$uv" pip install "${flags[@]}" --require-hashes "${how[@]}" --build-constraints requirements/build.txt \
         -r "requirements/$set.txt"
-    "$uv" pip install "${quiet[@]}" --no-deps --build-constraints requirements/build.txt --editable .
+    "$uv" pip install "${flags[@]}" --compile-bytecode --no-deps --build-constraints requirements/build.txt --editable .
     echo "$set $(digest "$set")" >"$stamp"
 }
 

@@ -44,7 +44,11 @@ def make(task: str | Task, num_envs: int, seed: int = 0, **kw: Any) -> SimEnv:
 
 
 def make_native(task: str, num_envs: int, seed: int = 0, **kw: Any) -> SimEnv:
-    """Make an env as `make` does, for configs: they name the task."""
+    """Make an env as `make` does, for configs: they name the task.
+
+    Args:
+        task: a registered name, see `task_names`.
+    """
     return make(task, num_envs, seed, **kw)
 
 

@@ -9,7 +9,7 @@ from collections import Counter
 
 import pytest
 
-from robopolicy.cli.main import _VERBS
+from robopolicy.cli.verbs import VERBS
 from scripts import promise_check, promise_list, promises
 from scripts.promise_list import Promise, collect, kind_of, words
 
@@ -35,7 +35,7 @@ def test_every_page_promises_something_and_few_things_are_not_tried() -> None:
     assert {str(p.relative_to(promise_list.ROOT)) for p in promise_list.pages()} == set(count)
     commands = [p for p in PROMISES if p.kind == "command"]
     assert sum(bool(p.why_not or p.why_composed) for p in commands) < len(commands) / 2
-    assert set(promise_list.VERBS) | {"data check", "doctor"} == set(_VERBS)
+    assert set(promise_list.VERBS) | {"data check", "doctor"} == set(VERBS)
 
 
 @pytest.mark.slow

@@ -83,7 +83,7 @@ def test_makes_the_environment_once(checkout: Checkout) -> None:
     assert first.returncode == 0, first.stderr
     calls = checkout.calls()
     locked, editable = installs(calls)
-    assert "--require-hashes" in locked
+    assert "--require-hashes" in locked and "--compile-bytecode" in locked
     assert locked.endswith("requirements/core.txt")
     assert editable.endswith("--no-deps --build-constraints requirements/build.txt --editable .")
     again = checkout.setup()

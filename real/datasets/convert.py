@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from robopolicy.config.schema import Count
 from robopolicy.core.errors import ConfigError, DataError
 from robopolicy.core.types import TASK, ActionSpec, Feature
 from robopolicy.core.untrusted import refusing
@@ -32,6 +33,7 @@ from robopolicy.real.datasets.recorded_header import check_same, observation_of,
 from robopolicy.real.recording.recording import Recording, read
 from robopolicy.real.safety import Mode
 from robopolicy.sim.arm import FINGER_STROKE
+from robopolicy.utils.threads import set_threads
 
 Array = NDArray[np.float64]
 DRIVERS = ("policy", "human", "rewind")
@@ -57,6 +59,7 @@ def convert(
     overwrite: bool = False,
     bag: BagOptions | None = None,
     hdf5: Hdf5Options | None = None,
+    threads: Count | None = None,
 ) -> Converted:
     """Write the recordings in a folder, or one, as a LeRobotDataset v3; or such a dataset as rosbag2 bags.
 
@@ -65,9 +68,20 @@ def convert(
     dataset, of which bags are made (real/ros2/bags/from_dataset.py). An HDF5 file, or a folder that holds one, is
     robomimic's, Minari's or ManiSkill's (robopolicy.datasets.hdf5).
 
+    Args:
+        recording: folder of `robopolicy deploy … record=<folder>` or one of its files, rosbag2 bags, an HDF5 file, or a
+            dataset.
+        out: directory of the dataset, or of the bags.
+        only_success: keep successful episodes alone.
+        overwrite: replace a dataset in `out`.
+        bag: options of rosbag2 bags.
+        hdf5: options of HDF5 files.
+        threads: of torch; None: torch's choice.
+
     Raises:
         DataError: a recording is damaged, or of another policy, task or rate than the first; or no episode is left.
     """
+    set_threads(threads)
     is_dataset = (recording / "meta" / "info.json").is_file()
     if bag is not None and bag.wiring is not None:
         try:

@@ -20,6 +20,7 @@ from robopolicy.real.recording.recorder import Recorder
 from robopolicy.real.safety import load_profile
 from robopolicy.real.safety.tracking import not_claimed
 from robopolicy.real.teleoperation.teleoperated_sim import run_with_operator
+from robopolicy.utils.threads import set_threads
 
 
 def in_process(deployment: Deployment) -> Iterator[Episode]:
@@ -66,6 +67,7 @@ def deploy(**options: Any) -> list[Episode]:
         ConfigError, SpecError, SafetyError: the policy cannot be deployed; says why.
     """
     config = DeployConfig(**options)
+    set_threads(config.threads)
     if config.robot not in ROBOTS:
         raise ConfigError(f"robot={config.robot!r}: there is no such robot. {closest(config.robot, ROBOTS)}")
     deployment = prepare(config)

@@ -38,13 +38,16 @@ class DeployConfig:
         risk: file of a critic by scripts/train_risk.py, which may slow the arm.
         record: a new folder for one MCAP file an episode.
         server: host:port of `robopolicy serve`, which plans instead; only spec and task of `checkpoint` are read then.
-        server_token, server_ca: see RemotePlanner.
+        server_token: file with the server's secret; needed beyond this machine.
+        server_ca: file with certificates to trust; None: the system's.
         wiring: topics and joints over ROS 2: a preset in configs/robots/, or a file.
         lockstep: over ROS 2 the arm waits for every command (simulated time).
         process: over ROS 2 plan in a process of its own, which real time needs and lockstep does not.
         operator: a human with this device may take over, in real time; over ROS 2 by the `keys` topic.
         human_first: the human begins every episode.
         drive: how keys move the arm.
+        threads: of torch, in this process; None: torch's choice.
+        which: newest or best checkpoint of a run directory.
 
     Raises:
         ConfigError: `lost` is no fraction below 1.
@@ -72,6 +75,7 @@ class DeployConfig:
     operator: Literal["keyboard", "gamepad"] | None = None
     human_first: bool = False
     drive: Drive = field(default_factory=Drive)
+    threads: Count | None = None
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.lost < 1.0:
@@ -100,5 +104,5 @@ class DeployConfig:
         Raises:
             ConfigError: unknown or missing keys, or values of another type; lists all of them.
         """
-        raise_all(call_problems(cls, values, name="deploy"))
+        raise_all(call_problems(cls, values, "deploy"))
         return cls(**arguments_for(cls, values))

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from robopolicy.config.schema import Count
 from robopolicy.core.errors import ConfigError
 from robopolicy.core.specs import PolicySpec, changes
 from robopolicy.core.types import BASE_ACTION, Feature
@@ -27,6 +28,7 @@ from robopolicy.real.planning.planner import Planner
 from robopolicy.real.planning.wire import PROTOCOL, Message, WireError, printable, ready, receive, send
 from robopolicy.runs.checkpointer import load_policy
 from robopolicy.utils.provenance import version
+from robopolicy.utils.threads import set_threads
 
 GREETING = 5.0  # s in which TLS must be agreed on, and again for a greeting, or an answer to be taken
 MESSAGE, SILENCE = 10.0, 600.0  # s for a message once it has begun; s after which a silent client is let go
@@ -36,8 +38,21 @@ LOOK = 0.25  # s between looks whether a waiting client must make room
 def serve(
     *, checkpoint: Path, which: Literal["latest", "best"] = "latest", host: str = "127.0.0.1", port: int = 5757,
     token: Path | None = None, certificate: Path | None = None, key: Path | None = None,
+    threads: Count | None = None,
 ) -> None:  # fmt: skip
-    """Serve a checkpoint's policy until interrupted; `robopolicy deploy … server=host:port` uses it."""
+    """Serve a checkpoint's policy until interrupted; `robopolicy deploy … server=host:port` uses it.
+
+    Args:
+        checkpoint: run directory, checkpoint or policy directory.
+        which: newest or best checkpoint of a run directory.
+        host: address to listen on; any other than this machine's own needs token, certificate and key.
+        port: to listen on.
+        token: file with a secret of at least 16 characters, and its expiry after a space.
+        certificate: PEM file of the server's certificate, for TLS.
+        key: PEM file of the certificate's key.
+        threads: of torch; None: torch's choice.
+    """
+    set_threads(threads)
     place = PolicyRef.of(checkpoint, which, Path())
     policy = load_policy(checkpoint, which=which)
     secret = None if token is None else Token.load(token)

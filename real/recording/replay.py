@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from robopolicy.config.schema import Count
 from robopolicy.core.errors import DataError
 from robopolicy.core.untrusted import refusing
 from robopolicy.real.recording.recording import Recording, read
@@ -23,6 +24,7 @@ from robopolicy.real.safety.profile_data import check_data
 from robopolicy.real.safety.risk import RiskCritic
 from robopolicy.real.safety.safety_mode import Patience
 from robopolicy.real.safety.settings import settings_of
+from robopolicy.utils.threads import set_threads
 
 Array = NDArray[np.float64]
 
@@ -41,12 +43,17 @@ class Replayed(NamedTuple):
         return f"{self.path.name}: {self.reproduced} of {self.ticks} decisions reproduced, then {self.difference}"
 
 
-def replay(*, recording: Path) -> list[Replayed]:
+def replay(*, recording: Path, threads: Count | None = None) -> list[Replayed]:
     """Reproduce the decisions in a recording, or in all of a folder.
+
+    Args:
+        recording: MCAP file of `robopolicy deploy … record=<folder>`, or the folder.
+        threads: of torch; None: torch's choice.
 
     Raises:
         DataError: no recording, a damaged or incomplete one, or a decision that comes out otherwise.
     """
+    set_threads(threads)
     paths = sorted(recording.glob("*.mcap")) if recording.is_dir() else [recording]
     if not paths:
         raise DataError(

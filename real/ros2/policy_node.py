@@ -223,7 +223,7 @@ def main() -> None:
     start(rest)
     import torch
 
-    torch.set_num_threads(1)
+    torch.set_num_threads(config.threads or 1)
     node = PolicyNode(wiring, make_runtimes(config, wiring, policy_id_of(config)), lockstep=config.lockstep)
     if unhurried:
         node.get_logger().warning(f"ticks may come late: {unhurried}")

@@ -26,6 +26,7 @@ from robopolicy.real.teleoperation.teleoperated_sim import (
 )
 from robopolicy.real.teleoperation.teleoperator import Drive
 from robopolicy.sim.env import SimEnv
+from robopolicy.utils.threads import set_threads
 
 
 class TeleopSummary(NamedTuple):
@@ -50,6 +51,7 @@ def teleop(
     view: bool = True,
     overwrite: bool = False,
     seed: int = 0,
+    threads: Count | None = None,
 ) -> TeleopSummary:
     """Record demonstrations by keys in this terminal, or by a gamepad, as a LeRobotDataset v3.
 
@@ -60,12 +62,19 @@ def teleop(
         drive: speeds of the keys.
         seed: of the scenes, which are those of `demos`. A scene whose episode is discarded begins again, so that hard
             scenes are not left out.
+        task: node of a native task.
+        robot: the arm; mujoco is the simulated one.
+        operator: device of the human: keyboard or gamepad.
+        view: open a window onto the arm, where there is a display.
+        overwrite: replace a dataset in `out`.
+        threads: of torch; None: torch's choice.
 
     Raises:
         ConfigError: there is no terminal or gamepad, or keys cannot drive this task's actions.
         DataError: `out` exists, or no episode was kept.
     """
     del robot  # the only one so far
+    set_threads(threads)
     env = build(task, "task", num_envs=1, seed=seed)
     if not isinstance(env, SimEnv):
         raise ConfigError("teleop: the simulated arm needs a task of the native suite, e.g. task=pick")

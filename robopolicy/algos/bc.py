@@ -27,7 +27,10 @@ class BC:
         warmup: updates over which the learning rate rises linearly.
         part_decay: {name of a module of the policy: its weight decay}.
         clip_norm: bound of the gradient's global norm.
-        ema_decay, ema_power: see EMA.
+        ema_decay, ema_power: largest decay of the moving average, and the power of its growth, see EMA.
+        lr: learning rate after the warm-up.
+        betas: AdamW's.
+        weight_decay: AdamW's.
     """
 
     def __init__(

@@ -44,6 +44,10 @@ class ResidualTD3:
             moves little. 0: never.
         penalty, penalty_final, penalty_steps: λ falls geometrically from the first to the second over this many env
             steps of learning, and stays there; `penalty=0`: none.
+        tau: rate at which the target follows.
+        actor_lr: learning rate of the residual.
+        critic_lr: learning rate of the ensemble.
+        gripper_hold: steps of a forced gripper command.
 
     Raises:
         ConfigError: target_subset is larger than the ensemble; a gripper_rate, and no action is a gripper's.

@@ -40,7 +40,7 @@ class Replay:
     episode's end, or before the first transition that is not valid. `discount` carries termination; there is no `done`.
 
     Args:
-        capacity: transitions over all envs (rounded down to whole rows).
+        capacity: transitions over all envs (rounded down to whole rows). n_step: steps of a window of summed rewards.
         gamma: γ per primitive step. spec: of the policy; error messages use its action names.
 
     Raises:

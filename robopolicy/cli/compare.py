@@ -39,6 +39,15 @@ def compare(
 
     With several instructions tasks.csv holds the change of each, which shows forgetting.
 
+    Args:
+        a: the reference, a run directory, checkpoint or policy directory. b: the policy that is compared with it.
+        names: of both; None: "base" where a is b's base, else the names of their directories.
+        episodes: number of paired episodes. videos: films of both side by side, differing outcomes first.
+        out: folder of rows, films and comparison.json; None: b's run directory.
+        task: node of the task; None: the one that the run was trained on.
+        split: seeds of the episodes: test or validation. deterministic: use the policy's mode in place of a sample.
+        num_envs: N, envs at a time. device: of the networks. threads: of torch; None: torch's choice.
+
     Raises:
         ConfigError: `names` are not two different ones.
     """

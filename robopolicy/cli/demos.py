@@ -8,6 +8,7 @@ from robopolicy.config.instantiate import build
 from robopolicy.config.schema import Count, Fraction, Node
 from robopolicy.datasets.demonstrations import RecordedDemos, record_demos
 from robopolicy.runs.logger import Tracker
+from robopolicy.utils.threads import set_threads
 
 
 def demos(
@@ -23,8 +24,25 @@ def demos(
     num_envs: Count = 64,
     max_attempts: Count | None = None,
     seed: int = 0,
+    threads: Count | None = None,
 ) -> RecordedDemos:
-    """Record demonstrations of `expert` on `task` as a LeRobotDataset v3 in `out`."""
+    """Record demonstrations of `expert` on `task` as a LeRobotDataset v3 in `out`.
+
+    Args:
+        out: directory of the dataset.
+        task: node of the task.
+        expert: node of the expert.
+        episodes: number of demonstrations to keep.
+        expert_noise: 0: the expert at its best; 1: between one success in two and one in fourteen, by task.
+        only_success: keep successful episodes alone.
+        cameras: names of the cameras to record; None: all that the task has.
+        overwrite: replace a dataset in `out`.
+        num_envs: N, envs at a time.
+        max_attempts: episodes to try before giving up; None: 20 × episodes + 20.
+        seed: of the scenes.
+        threads: of torch; None: torch's choice.
+    """
+    set_threads(threads)
     env = build(task, "task", num_envs=min(num_envs, 4 * episodes), seed=seed)
     shown = build(expert, "expert", env=env, expert_noise=expert_noise)
     recording = record_demos(

@@ -52,6 +52,15 @@ def evaluate(
         sampling: changes of the policy's sampler, as policy.sampling of `train`: {sampling_steps: 1}. These rows are
             called "sampling_steps-1" and the like where they have no name; with `name` all samplers share one file.
         variants: name → parameters of the task that differ; each is evaluated on its own, on the same seeds.
+        checkpoint: run directory, checkpoint or policy directory; for a suite, @ in it stands for the task's name.
+        which: newest or best checkpoint of a run directory. world: node of an imagined env to evaluate in.
+        suite: a benchmark, whose tasks are all evaluated. only: tasks of the suite; (): all.
+        episodes: number of episodes; None: 500, or as many of each task as the suite says.
+        videos: number of films, failures first. out: folder of rows and films; None: the run directory.
+        name: of the rows: episodes-<name>.csv. jobs: processes of a suite; None: one a core, at most one a task.
+        task: node of the task; None: the one that the run was trained on.
+        split: seeds of the episodes: test or validation. deterministic: use the policy's mode in place of a sample.
+        num_envs: N, envs at a time. device: of the networks. threads: of torch; None: torch's choice.
 
     Returns:
         The rows; with several variants those of the first.

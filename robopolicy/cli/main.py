@@ -12,75 +12,11 @@ import shutil
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from robopolicy.core.errors import RobopolicyError, closest
-
-if TYPE_CHECKING:
-    from robopolicy.config.compose import Verb
-
-# name: (what it does, module:function, has a config in configs/). Modules are imported when their verb runs.
-_VERBS = {
-    "demos": ("record demonstrations of a scripted expert as a LeRobot dataset", "robopolicy.cli.demos:demos", True),
-    "teleop": (
-        "record demonstrations of your own, driving the arm by keys",
-        "robopolicy.real.teleoperation.teleop:teleop",
-        True,
-    ),
-    "train": (
-        "imitation (algo=bc) or reinforcement on a base (algo=residual)",
-        "robopolicy.training.train:train",
-        True,
-    ),
-    "eval": ("run a checkpoint on test episodes: rates, intervals, videos", "robopolicy.cli.eval:evaluate", True),
-    "compare": ("two checkpoints on the same episodes, with a paired test", "robopolicy.cli.compare:compare", True),
-    "robustness": (
-        "success under latency, other friction and mass, noise",
-        "robopolicy.cli.robustness:robustness",
-        True,
-    ),
-    "report": ("one self-contained HTML page about a run", "robopolicy.cli.report:report", True),
-    "deploy": ("run a checkpoint on an arm, behind safety limits", "robopolicy.real.deploy.deploy:deploy", True),
-    "serve": ("a policy for arms on other machines", "robopolicy.real.planning.server:serve", True),
-    "replay": (
-        "reproduce every safety decision of a recorded deployment",
-        "robopolicy.real.recording.replay:replay",
-        True,
-    ),
-    "convert": (
-        "make training data of recorded deployments, or of others' files",
-        "robopolicy.real.datasets.convert:convert",
-        True,
-    ),
-    "data check": ("every defect of a dataset, by episode and frame", "robopolicy.datasets.inspect:data_check", True),
-    "export": ("a checkpoint for LeRobot's commands", "robopolicy.policies.lerobot.export:export", True),
-    "quickstart": ("all of the above on the pick task, in minutes", "robopolicy.cli.quickstart:quickstart", True),
-    "doctor": ("what this machine has, what is missing, how to mend it", "robopolicy.doctor:main", False),
-}
-
-_RESTARTS = "Nothing is left half done; the same command starts again"
-_RESUMES = "What was saved is whole; the same command goes on from there"
-_EVALUATED = "Finished evaluations are kept; the same command uses them and runs the others"
-_WHAT_NOW = {  # after Ctrl-C
-    "demos": "Finished demonstrations are kept as an incomplete dataset, unless a whole one was to be replaced, which "
-    "is as it was; the same command records them again and replaces it",
-    "teleop": "Episodes that were kept are a whole dataset; the same command wants a new folder where it says out=",
-    "train": _RESUMES,
-    "eval": _EVALUATED,
-    "compare": _EVALUATED,
-    "robustness": _EVALUATED,
-    "report": _RESTARTS,
-    "deploy": "Recordings of finished episodes are kept; the same command begins with the first episode, and wants a "
-    "new folder where it says record=",
-    "serve": "The server is closed; the same command opens it again",
-    "replay": _RESTARTS,
-    "convert": "Finished episodes are kept as an incomplete dataset, unless one was to be replaced, which is as it "
-    "was; the same command with overwrite=true starts again and replaces it",
-    "data check": _RESTARTS,
-    "export": _RESTARTS,
-    "quickstart": _RESUMES,
-    "doctor": _RESTARTS,
-}
+from robopolicy.cli.verbs import OPTIONS, VERBS, find_verb
+from robopolicy.config.verb import Verb
+from robopolicy.core.errors import RobopolicyError, UsageError, closest
 
 _RUNS = {"train": "run_dir", "quickstart": "out"}  # verbs that own a directory with one config for life
 
@@ -94,6 +30,9 @@ options, after the verb:
   --config-dir DIR    further config groups of your own (DIR/task/mine.yaml → task=mine); repeatable
   --allow MODULE      let configs name what your own module registers; repeatable
   --debug             show a traceback where there would be a message
+
+robopolicy --version   version and commit
+robopolicy --completion   a script for your shell: eval "$(robopolicy --completion)" in ~/.bashrc
 
 The same command on the same run_dir resumes. A first run: robopolicy quickstart"""
 
@@ -116,28 +55,33 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _main(argv: Sequence[str] | None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     if not arguments or arguments[0] in ("-h", "--help", "help"):
-        width = max(map(len, _VERBS))
-        print(_USAGE.format(verbs="\n".join(f"  {name:<{width}}  {about}" for name, (about, *_) in _VERBS.items())))
+        width = max(map(len, VERBS))
+        print(_USAGE.format(verbs="\n".join(f"  {name:<{width}}  {verb.summary}" for name, verb in VERBS.items())))
         return 0 if arguments else 2
     if arguments[0] == "--version":
         from robopolicy.utils.provenance import version
 
         print(f"robopolicy {version()}")
         return 0
+    if arguments[0] in ("--completion", "--complete"):
+        from robopolicy.cli.completion import SCRIPT, candidates
+
+        print("\n".join(candidates(" ".join(arguments[1:])) if arguments[0] == "--complete" else [SCRIPT]))
+        return 0
     debug = "--debug" in arguments
-    words = 2 if " ".join(arguments[:2]) in _VERBS else 1
+    words = 2 if " ".join(arguments[:2]) in VERBS else 1
     name = " ".join(arguments[:words])
     try:
         return _run(name, arguments[words:])
     except KeyboardInterrupt:
         command = shlex.join([_program(), *arguments])
-        _say(f"Interrupted. {_WHAT_NOW.get(name, _RESTARTS)}:\n  {command}")
+        _say(f"Interrupted. {VERBS[name].interrupted if name in VERBS else ''}:\n  {command}")
         return 130
     except RobopolicyError as error:
         if debug:
             raise
         _say(f"error: {error}")
-        return 2 if type(error).__name__ == "UsageError" else 1
+        return 2 if isinstance(error, UsageError) else 1
     except OSError as error:
         if debug or isinstance(error, BrokenPipeError):
             raise
@@ -148,15 +92,12 @@ def _main(argv: Sequence[str] | None) -> int:
 
 def _run(name: str, arguments: list[str]) -> int:
     from robopolicy.config.compose import compose
-    from robopolicy.config.hydra_configs import UsageError
 
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s")
     options, overrides = _options().parse_known_args(arguments)
     for text in overrides:
         if text.startswith("-"):
-            raise UsageError(
-                f"unknown option {text!r}. {closest(text, ['--help', '--cfg', '--config-dir', '--allow'])}"
-            )
+            raise UsageError(f"unknown option {text!r}. {closest(text, OPTIONS)}")
     verb = find_verb(name)
     if options.allow:
         from robopolicy.config.registry import allow
@@ -181,34 +122,26 @@ def _run(name: str, arguments: list[str]) -> int:
     return 0
 
 
-def find_verb(name: str) -> Verb:
-    """Return a verb by name.
-
-    Raises:
-        UsageError: there is none; the closest names are offered.
-    """
-    from robopolicy.config.compose import Verb
-    from robopolicy.config.hydra_configs import UsageError
-
-    if name not in _VERBS:
-        raise UsageError(f"unknown verb {name!r}. {closest(name, _VERBS)}")
-    summary, target, config = _VERBS[name]
-    return Verb(name, summary, target, config)
-
-
 def call(verb: Verb, config: dict[str, Any]) -> Any:
-    """Call a verb with a composed and checked config; a training becomes a run that can be resumed."""
+    """Call a verb with a composed and checked config; a training becomes a run that can be resumed.
+
+    A folder that a verb made, and in which nothing came of its start, is removed.
+    """
+    from robopolicy.config.compose import check_paths
     from robopolicy.config.instantiate import arguments_for
 
+    check_paths(config)
     function = verb.load()
-    arguments = arguments_for(function, config)
-    if verb.name not in _RUNS:
-        return function(**arguments)
-    from robopolicy.runs.run_dir import has_checkpoint, has_stage, open_run
+    arguments = arguments_for(function, config, f"`{verb.name}`", UsageError)
+    folder = next((arguments[k] for k in ("run_dir", "out", "record") if isinstance(arguments.get(k), Path)), Path())
+    from robopolicy.runs.run_dir import has_checkpoint, has_stage, open_run, removed_if_nothing_came
 
-    begun = has_stage if verb.name == "quickstart" else has_checkpoint
-    with open_run(arguments[_RUNS[verb.name]], config, begun=begun):
-        return function(**arguments)
+    with removed_if_nothing_came(folder):
+        if verb.name not in _RUNS:
+            return function(**arguments)
+        begun = has_stage if verb.name == "quickstart" else has_checkpoint
+        with open_run(arguments[_RUNS[verb.name]], config, begun=begun):
+            return function(**arguments)
 
 
 def invoke(name: str, *overrides: str, **settings: Any) -> Any:

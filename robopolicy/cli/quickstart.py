@@ -35,6 +35,13 @@ def quickstart(
 ) -> Comparison:
     """Run all stages once, in `out`: data/, bc/, residual/ with report.html. Finished stages are not repeated.
 
+    Args:
+        out: directory of all stages. task: node of the task. tracker: node of the tracker of metrics.
+        demos: number of demonstrations. expert_noise: imperfection of the expert, see `demos`.
+        bc_steps: updates of the imitation. rl_steps: env steps of the refinement.
+        episodes: number of episodes of the comparison. videos: number of films. seed: of everything random.
+        threads: of torch; None: torch's choice.
+
     Returns:
         The comparison of the refined policy with its base.
     """

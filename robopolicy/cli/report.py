@@ -6,9 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from robopolicy.config.instantiate import build
-from robopolicy.config.schema import Node, Positive
+from robopolicy.config.schema import Count, Node, Positive
 from robopolicy.core.errors import ConfigError, RobopolicyError
 from robopolicy.reporting.html_report import write_report
+from robopolicy.utils.threads import set_threads
 
 
 def report(
@@ -18,12 +19,19 @@ def report(
     title: str = "",
     max_video_mib: Positive = 16.0,
     world_model_report: Node | None = None,
+    threads: Count | None = None,
 ) -> Path:
     """Write a self-contained page about one run or several.
 
     Args:
         world_model_report: node of the report on runs of a world model or in imagination; None: without it.
+        run_dir: run directory, or several.
+        out: file of the page; None: report.html in the first run directory.
+        title: of the page.
+        max_video_mib: bound of all films in the page, MiB.
+        threads: of torch; None: torch's choice.
     """
+    set_threads(threads)
     runs = [run_dir] if isinstance(run_dir, Path) else list(run_dir)
     if not runs:
         raise ConfigError("run_dir: expected at least one run directory, found []")

@@ -42,6 +42,12 @@ def robustness(
     Args:
         base: policy to compare with; None: none.
         names: of the base and the policy, or of the policy.
+        checkpoint: run directory, checkpoint or policy directory. grid: values of each condition.
+        episodes: number of episodes at every point.
+        out: rows, tables and curves go to <out>/robustness; None: the run directory.
+        task: node of the task; None: the one that the run was trained on.
+        split: seeds of the episodes: test or validation. deterministic: use the policy's mode in place of a sample.
+        num_envs: N, envs at a time. device: of the networks. threads: of torch; None: torch's choice.
 
     Raises:
         ConfigError: the task does not support a condition; raised before the first evaluation.

@@ -6,38 +6,24 @@ the YAML as long as the constructor behind its node takes it; every other key is
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from robopolicy.config.hydra_configs import NO_GROUPS, UsageError, config_folder, hydra_configs
-from robopolicy.config.overrides import forced, parse, sort_overrides
-from robopolicy.config.schema import MISSING, plain
-from robopolicy.core.errors import ConfigError, closest
+from robopolicy.config import described
+from robopolicy.config.hydra_configs import config_folder, group_files, hydra_config
+from robopolicy.config.instantiate import raise_all
+from robopolicy.config.plan import plan_call
+from robopolicy.config.schema import plain
+from robopolicy.config.verb import Verb
+from robopolicy.core.errors import CheckpointError, ConfigError, DataError, UsageError, closest
 from robopolicy.core.trees import flatten
 
-
-@dataclass(frozen=True)
-class Verb:
-    """A subcommand: the config that it starts from and the function that it calls with it."""
-
-    name: str
-    summary: str
-    target: str  # module:function, imported only when it runs
-    config: bool = True  # configs/<file>.yaml
-
-    @property
-    def file(self) -> str:
-        """Name of the config; a verb may have two words."""
-        return self.name.replace(" ", "_")
-
-    def load(self) -> Any:
-        import importlib
-
-        module, name = self.target.split(":")
-        return getattr(importlib.import_module(module), name)
+# Keys of datasets, policies and recordings that a verb reads, and their values that name no path.
+_READ = frozenset({"a", "b", "base", "checkpoint", "dataset", "memory", "model", "recording", "starts", "teacher"})
+_NO_PATHS = ("none", "zero_action")
 
 
 def compose(
@@ -48,7 +34,9 @@ def compose(
     config_dirs: Sequence[Path] = (),
     checked: bool = True,
 ) -> dict[str, Any]:
-    """Return the resolved config of a verb in plain dicts and lists, checked against all constructors that it names.
+    """Return the resolved config of a verb in plain dicts and lists, checked against the descriptions of all it names.
+
+    Nothing is imported for the check; the constructors themselves check once more when they are called.
 
     Args:
         settings: keys given as Python values, not as text, e.g. {"loop.steps": 10}; None leaves the default. Paths
@@ -59,20 +47,46 @@ def compose(
     Raises:
         UsageError: an unknown group, option or key, a value of the wrong type, a missing one; all of them are listed.
     """
-    with hydra_configs(config_dirs) as hydra:
-        chosen, values = sort_overrides(hydra, verb.file, [parse(text) for text in overrides])
-        config = hydra.compose(verb.file, [o.text for o in chosen] + [forced(o) for o in values])
-        for key, value in (settings or {}).items():
-            if value is not None:
-                _put(config, key.split("."), str(value) if isinstance(value, Path) else plain(value))
-        if checked:
-            _check_roots(config, known=hydra.keys(verb.file))
+    config = hydra_config(verb.file, overrides, config_dirs)
+    for key, value in (settings or {}).items():
+        if value is not None:
+            _put(config, key.split("."), plain(value))
     if checked:
-        from robopolicy.config.instantiate import call_problems, raise_all
-
-        found = call_problems(verb.load(), config, supplied=(), name=f"`{verb.name}`")
-        raise_all([_with_hint(p, config, group_options(config_dirs)) for p in found], UsageError)
+        target = described.describe_target(verb.target)
+        _, found = plan_call(target, config, "", (), f"`{verb.name}`", described.resolve)
+        raise_all([_with_hint(problem, config, config_dirs) for problem in found], UsageError)
     return config
+
+
+def check_paths(config: Mapping[str, Any]) -> None:
+    """Refuse datasets, policies and recordings that do not exist, before anything is imported to read them.
+
+    A run that is resumed may have lost what it began with; its training decides what it still needs.
+
+    Raises:
+        DataError, CheckpointError: of the first; names the key.
+    """
+    if os.path.isdir(os.path.join(str(config.get("run_dir") or ""), "checkpoints")):
+        return
+    for key, text in flatten(config).items():
+        name = key.rpartition(".")[2]
+        if name not in _READ or not isinstance(text, str) or not text or os.path.exists(text):
+            continue
+        path = Path(text)
+        if text in _NO_PATHS or text.startswith("hub:") or (config.get("suite") and "@" in text):
+            continue
+        if name in ("dataset", "memory"):
+            if not list(path.parent.glob(f".{path.name}.recording-*")):  # left by a recording that was killed
+                raise DataError(
+                    f"{key}={text}: no dataset here. Expected the directory of a LeRobotDataset v3; `robopolicy demos` "
+                    "records one."
+                )
+        elif name == "recording":
+            raise DataError(f"{key}={text}: no such file or directory; `robopolicy deploy … record=<folder>` makes one")
+        else:
+            raise CheckpointError(
+                f"{key}={text}: no such file or directory; expected a run directory, checkpoint or policy"
+            )
 
 
 def task_node(name: str) -> dict[str, Any]:
@@ -91,12 +105,7 @@ def task_node(name: str) -> dict[str, Any]:
 
 def group_options(config_dirs: Sequence[Path] = ()) -> dict[str, dict[str, str]]:
     """Return {group: {option: the first comment line of its file}}."""
-    found: dict[str, dict[str, str]] = {}
-    for root in (config_folder(), *config_dirs):
-        for file in sorted(Path(root).glob("*/*.yaml")):
-            if file.parent.name not in NO_GROUPS:
-                found.setdefault(file.parent.name, {})[file.stem] = summary(file)
-    return found
+    return {g: {name: summary(file) for name, file in files.items()} for g, files in group_files(config_dirs).items()}
 
 
 def summary(file: Path) -> str:
@@ -107,7 +116,7 @@ def summary(file: Path) -> str:
             break
         if not line.startswith("# @package"):
             lines.append(line.lstrip("# "))
-    return re.split(r"(?<=\.)\s", " ".join(lines))[0]
+    return re.split(r"(?<!e\.g\.)(?<=\.)\s", " ".join(lines))[0]
 
 
 def _put(config: dict[str, Any], keys: list[str], value: Any) -> None:
@@ -119,18 +128,10 @@ def _put(config: dict[str, Any], keys: list[str], value: Any) -> None:
     config[keys[-1]] = value
 
 
-def _check_roots(config: Mapping[str, Any], known: set[str]) -> None:
-    """Find unknown top-level keys and missing values before heavy imports: configs/<verb>.yaml lists all keys."""
-    from robopolicy.config.instantiate import raise_all
-
-    raise_all([f"{key}: unknown key. {closest(key, known)}" for key in config if key not in known], UsageError)
-    raise_all([f"{k}: needs a value. Add {k}=…" for k, value in config.items() if value == MISSING], UsageError)
-
-
-def _with_hint(problem: str, config: Mapping[str, Any], groups: Mapping[str, Mapping[str, str]]) -> str:
+def _with_hint(problem: str, config: Mapping[str, Any], config_dirs: Sequence[Path]) -> str:
     """Add to a problem: for an unknown key, where a key of this name exists; for a group, its options."""
     key, _, what = problem.partition(": ")
-    if key in groups and what.startswith(("needs a value", "has no _target_")):
+    if what.startswith(("needs a value", "has no _target_")) and key in (groups := group_files(config_dirs)):
         return f"{key}: must be chosen: {key}=<one of {', '.join(groups[key])}>"
     if not what.startswith("unknown key"):
         return problem

@@ -1,54 +1,70 @@
-"""Write `robopolicy <verb> --help`: groups, options and keys, read from the configs."""
+"""Write `robopolicy <verb> --help`: groups and options of the configs, keys of the constructors."""
 
 from __future__ import annotations
 
 import json
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from robopolicy.config.compose import Verb, compose, group_options, summary
-from robopolicy.config.hydra_configs import config_folder
-from robopolicy.config.overrides import ALIASES
-from robopolicy.config.schema import TARGET
+from robopolicy.config import described
+from robopolicy.config.compose import compose, group_options, summary
+from robopolicy.config.hydra_configs import choices, config_folder
+from robopolicy.config.schema import PARTIAL, TARGET
+from robopolicy.config.verb import Verb
+from robopolicy.core.errors import ConfigError
 from robopolicy.core.trees import flatten
 
 
 def verb_help(verb: Verb, overrides: Sequence[str] = (), config_dirs: Sequence[Path] = ()) -> str:
-    """List the groups with their options, and every key with its value under `overrides`."""
+    """List the groups with their options, and every key with its meaning and its value under `overrides`."""
     if not verb.config:
         return f"robopolicy {verb.name}: {verb.summary}"
-    file = config_folder() / f"{verb.file}.yaml"
     config = compose(verb, overrides, config_dirs=config_dirs, checked=False)
-    groups = {g: o for g, o in group_options(config_dirs).items() if g in config or _inside(config, ALIASES.get(g, ""))}
-    groups |= {g: o for g, o in group_options(config_dirs).items() if f"- {g}:" in file.read_text(encoding="utf-8")}
-    lines = [f"robopolicy {verb.name} [key=value ...]: {summary(file) or verb.summary}", ""]
-    if groups:
-        lines.append("groups (group=option):")
-        for group, options in sorted(groups.items()):
-            lines.append(f"  {group}")
-            width = max(map(len, options))
-            for option, about in options.items():
-                lines += textwrap.wrap(f"{option:<{width}}  {about}", 110, initial_indent="    ",
-                                       subsequent_indent=" " * (width + 6))  # fmt: skip
-        lines.append("")
-    keys = {k: v for k, v in flatten(config).items() if not k.endswith(TARGET) and not k.endswith("_partial_")}
-    width = min(44, max(map(len, keys), default=0))
+    used = {group.split("@")[0] for group in choices(verb.file)}
+    lines = [f"robopolicy {verb.name} [key=value ...]: {summary(config_folder() / f'{verb.file}.yaml')}", ""]
+    for group, options in sorted(group_options(config_dirs).items()) if used else ():
+        if group not in used:
+            continue
+        lines += [f"  {group}"]
+        width = max(map(len, options))
+        for option, purpose in options.items():
+            lines += textwrap.wrap(f"{option:<{width}}  {purpose}", 110, initial_indent="    ",
+                                   subsequent_indent=" " * (width + 6))  # fmt: skip
+    if used:
+        lines[2:] = ["groups (group=option):", *lines[2:], ""]
     lines.append("keys (key=value), with the values that they have now; ??? must be given:")
-    lines += [f"  {key:<{width}}  {_shown(value)}" for key, value in keys.items()]
+    about = meanings(verb, config)
+    shown = {k: v if isinstance(v, str) else json.dumps(v) for k, v in flatten(config).items() if k in about}
+    left, middle = (min(most, max(map(len, column), default=0)) for most, column in ((40, shown), (16, shown.values())))
+    lines += [f"  {key:<{left}}  {value:<{middle}}  {about[key]}".rstrip() for key, value in shown.items()]
     lines.append("")
     lines.append(f"The other arguments of a group's class (see {TARGET} in --cfg) can be set the same way.")
     return "\n".join(lines)
 
 
-def _shown(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value)
-
-
-def _inside(config: Any, path: str) -> bool:
-    for part in path.split("."):
-        if not isinstance(config, dict) or part not in config:
-            return False
-        config = config[part]
-    return bool(path)
+def meanings(verb: Verb, config: Mapping[str, Any]) -> dict[str, str]:
+    """Return {dotted key: its meaning} of all keys of a config, from the docstrings of their constructors."""
+    found: dict[str, str] = {}
+    todo: list[tuple[Any, Mapping[str, Any], str]] = [(described.describe_target(verb.target), config, "")]
+    for target, node, where in todo:
+        known = target.keys(node) if isinstance(target, described.Described) else {}
+        for key, value in node.items():
+            at, entry = f"{where}{key}", known.get(key, {})
+            if key in (TARGET, PARTIAL):
+                continue
+            found[at] = entry.get("about", "")
+            if not isinstance(value, Mapping):
+                continue
+            if TARGET in value:
+                try:
+                    todo.append((described.resolve(value, key, at), value, f"{at}."))
+                    continue
+                except ConfigError:  # a user's own that is not admitted
+                    pass
+            if "group" in entry:
+                todo.append((described.describe_target(entry["group"]), value, f"{at}."))
+            else:
+                found |= {f"{at}.{inner}": found[at] for inner in flatten(value)}
+    return found

@@ -1,22 +1,17 @@
-"""Compose configs with Hydra: the few calls of its API that are needed, with its errors as UsageError."""
+"""Compose configs with Hydra, with its errors as UsageError."""
 
 from __future__ import annotations
 
-import contextlib
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import robopolicy
-from robopolicy.config.schema import plain
-from robopolicy.core.errors import ConfigError
+from robopolicy.config.overrides import read_overrides
+from robopolicy.core.errors import UsageError, closest
 
 NO_GROUPS = {"robots"}  # folders whose files are not composed: real/ros2/wiring.py reads them
-
-
-class UsageError(ConfigError):
-    """A command line that cannot be carried out; exit code 2."""
 
 
 def config_folder() -> Path:
@@ -24,78 +19,82 @@ def config_folder() -> Path:
     return Path(robopolicy.__file__).resolve().parent / "configs"
 
 
-class HydraConfigs:
-    """Composes configs from the package's folder and the user's."""
-
-    def __init__(self, config_dirs: Sequence[Path]) -> None:
-        folders = ",".join(f"file://{Path(d).resolve()}" for d in config_dirs)
-        self.search = [f"hydra.searchpath=[{folders}]"] if config_dirs else []
-        self.roots = [config_folder(), *map(Path, config_dirs)]
-        self._composed = functools.cache(_composed) if config_dirs else _built_in
-
-    def groups(self) -> set[str]:
-        return {f.parent.name for root in self.roots for f in root.glob("*/*.yaml")} - NO_GROUPS
-
-    def options(self, group: str) -> list[str]:
-        return [f.stem for root in self.roots for f in (root / group).glob("*.yaml")]
-
-    def choices(self, name: str, overrides: list[str]) -> dict[str, Any]:
-        """Return {group key: chosen option}."""
-        found = self._compose(name, overrides).hydra.runtime.choices
-        return {k: v for k, v in found.items() if not k.startswith("hydra/")}
-
-    def keys(self, name: str) -> set[str]:
-        """Return the top-level keys and groups of a verb."""
-        return {*self._compose(name, []), *self.choices(name, [])} - {"hydra"}
-
-    def compose(self, name: str, overrides: list[str]) -> dict[str, Any]:
-        from omegaconf import OmegaConf
-        from omegaconf.errors import OmegaConfBaseException
-
-        config = self._compose(name, overrides).copy()
-        OmegaConf.set_struct(config, False)
-        config.pop("hydra")
-        try:
-            return plain(OmegaConf.to_container(config, resolve=True))
-        except OmegaConfBaseException as error:
-            raise UsageError(f"config: {_first_line(error)}") from error
-
-    def _compose(self, name: str, overrides: list[str]) -> Any:
-        return self._composed(name, (*self.search, *overrides))
+def group_files(config_dirs: Sequence[Path] = ()) -> dict[str, dict[str, Path]]:
+    """Return {group: {option: its file}}, of the package's folder and the user's."""
+    found: dict[str, dict[str, Path]] = {}
+    for root in (config_folder(), *config_dirs):
+        if not root.is_dir():
+            raise UsageError(f"--config-dir {root}: no such folder")
+        for file in sorted(root.glob("*/*.yaml")):
+            if file.parent.name not in NO_GROUPS:
+                found.setdefault(file.parent.name, {})[file.stem] = file
+    return found
 
 
-def _composed(name: str, overrides: tuple[str, ...]) -> Any:
-    """Compose the config of a verb, Hydra's own settings included."""
-    from hydra import compose
+def hydra_config(verb: str, overrides: Sequence[str], config_dirs: Sequence[Path] = ()) -> dict[str, Any]:
+    """Compose the config of a verb in plain dicts and lists; nothing is checked against constructors.
+
+    Raises:
+        UsageError: an unknown group or option, or an override that cannot be read.
+    """
     from hydra.errors import HydraException
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
+    groups, values = read_overrides(overrides, group_files(config_dirs))
+    folders = tuple(f"file://{Path(d).resolve()}" for d in config_dirs)
     try:
-        config = compose(name, list(overrides), return_hydra_config=True)
+        config = _compose(verb, (*groups, *values), folders).copy()
+        OmegaConf.set_struct(config, False)
+        config.pop("hydra")
+        return cast(dict[str, Any], OmegaConf.to_container(config, resolve=True))
     except (HydraException, OmegaConfBaseException) as error:
+        _check_groups(verb, groups, folders)
         text = _first_line(error).replace("Ambiguous value for argument", "several values given in")
         if "several values" in text:
             text += "; one run takes one value. A list is written key=[a,b]."
         raise UsageError(f"config: {text}") from error
+
+
+def choices(verb: str, overrides: Sequence[str] = (), folders: tuple[str, ...] = ()) -> dict[str, Any]:
+    """Return {group: its option} as a verb has them under `overrides` of groups."""
+    found = _compose(verb, tuple(overrides), folders).hydra.runtime.choices
+    return {group: option for group, option in found.items() if not group.startswith("hydra/")}
+
+
+def _compose(verb: str, overrides: tuple[str, ...], folders: tuple[str, ...]) -> Any:
+    return _uncached(verb, overrides, folders) if folders else _composed(verb, overrides, folders)
+
+
+def _uncached(verb: str, overrides: tuple[str, ...], folders: tuple[str, ...]) -> Any:
+    """Compose a config, Hydra's own settings included."""
+    from hydra import compose, initialize_config_dir
+    from hydra.core.global_hydra import GlobalHydra
+    from omegaconf import OmegaConf
+
+    GlobalHydra.instance().clear()
+    search = [f"hydra.searchpath=[{','.join(folders)}]"] if folders else []
+    with initialize_config_dir(str(config_folder()), version_base="1.3"):
+        config = compose(verb, [*search, *overrides], return_hydra_config=True)
     OmegaConf.set_readonly(config, False)
     return config
 
 
-_built_in = functools.lru_cache(maxsize=32)(_composed)  # configs/ stays as it is while a process lives
+_composed = functools.lru_cache(maxsize=32)(_uncached)  # configs/ stays as it is while a process lives
 
 
-@contextlib.contextmanager
-def hydra_configs(config_dirs: Sequence[Path]) -> Iterator[HydraConfigs]:
-    from hydra import initialize_config_dir
-    from hydra.core.global_hydra import GlobalHydra
-
-    for folder in config_dirs:
-        if not Path(folder).is_dir():
-            raise UsageError(f"--config-dir {folder}: no such folder")
-    GlobalHydra.instance().clear()
-    with initialize_config_dir(str(config_folder()), version_base="1.3"):
-        yield HydraConfigs(config_dirs)
+def _check_groups(verb: str, groups: Sequence[str], folders: tuple[str, ...]) -> None:
+    """Raise UsageError where a group that was chosen is not one of the verb."""
+    before = choices(verb, (), folders)
+    keys = {text: text.split("=")[0] for text in groups}
+    used = choices(verb, [text for text, key in keys.items() if key in before and "@" not in key], folders)
+    for text, key in keys.items():
+        if key in used or key[0] in "+~":
+            continue
+        group, inside, _ = key.partition("@")
+        if inside:
+            raise UsageError(f"{group}: nothing here takes a {group}. Groups in use: {', '.join(sorted(used))}.")
+        raise UsageError(f"{text}: `{verb.replace('_', ' ')}` has no group {group!r}. {closest(group, used)}")
 
 
 def _first_line(error: Exception) -> str:

@@ -14,8 +14,9 @@ import inspect
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from robopolicy.config.plan import plan_call, plan_node, resolve
-from robopolicy.config.schema import join, signature
+from robopolicy.config.plan import Plan, plan_call
+from robopolicy.config.registry import resolve
+from robopolicy.config.schema import PARTIAL, join, signature
 from robopolicy.core.errors import ConfigError
 
 
@@ -28,19 +29,15 @@ def problems(
         slot, where: as `resolve`.
         supplied: names that the caller passes at run time; None: unknown yet, so required ones may be missing.
     """
-    return plan_node(node, slot, where or slot, supplied)[1]
+    try:
+        return plan_call(resolve(node, slot, where), node, where or slot, None if node.get(PARTIAL) else supplied)[1]
+    except ConfigError as error:
+        return [str(error)]
 
 
-def call_problems(
-    target: Callable[..., Any],
-    arguments: Mapping[str, Any],
-    where: str = "",
-    *,
-    supplied: Iterable[str] | None = None,
-    name: str | None = None,
-) -> list[str]:
+def call_problems(target: Callable[..., Any], arguments: Mapping[str, Any], name: str = "") -> list[str]:
     """Return `problems` of the keyword arguments of a target; `name`: its name in the messages."""
-    return plan_call(target, arguments, where, supplied, name)[1]
+    return plan_call(target, arguments, "", None, name)[1]
 
 
 def check(node: Mapping[str, Any], slot: str, where: str = "", *, supplied: Iterable[str] | None = None) -> None:
@@ -69,9 +66,9 @@ def build(node: Mapping[str, Any], slot: str, where: str = "", /, **runtime: Any
     target = resolve(node, slot, where)
     if both := sorted(set(node) & set(runtime)):
         raise ConfigError(f"{join(where, both[0])}: is set by the program itself, remove it from the config")
-    plan, found = plan_node(node, slot, where, runtime, target)
-    raise_all(found)
-    raise_all(_runtime_problems(target, runtime, where))
+    plan, found = plan_call(target, node, where, None if node.get(PARTIAL) else runtime)
+    plan.partial = bool(node.get(PARTIAL))
+    raise_all(found or _runtime_problems(plan, runtime, where))
     return plan.make(runtime)
 
 
@@ -88,31 +85,36 @@ def value_of(node: Mapping[str, Any], slot: str, key: str) -> Any:
     return None if parameter is None or parameter.required else parameter.default
 
 
-def arguments_for(target: Callable[..., Any], arguments: Mapping[str, Any], where: str = "") -> dict[str, Any]:
+def arguments_for(
+    target: Callable[..., Any], arguments: Mapping[str, Any], name: str = "", error: type[ConfigError] = ConfigError
+) -> dict[str, Any]:
     """Return keyword arguments as `target`'s annotations want them; nodes are built, unless `Node` asks for them.
+
+    Args:
+        name: of the target in the messages.
+        error: the class to raise.
 
     Raises:
         ConfigError: any of `call_problems`, required arguments apart.
     """
-    plan, found = plan_call(target, arguments, where, None)
-    raise_all(found)
-    return plan.values()
+    plan, found = plan_call(target, arguments, "", None, name)
+    raise_all(found, error)
+    return dict[str, Any](Plan(dict, plan.arguments).make())
 
 
-def _runtime_problems(target: Callable[..., Any], runtime: Mapping[str, Any], where: str) -> list[str]:
+def _runtime_problems(plan: Plan, runtime: Mapping[str, Any], where: str) -> list[str]:
     """Find objects of another class than the target needs, e.g. a policy that the chosen algo cannot train."""
-    known = signature(target, runtime)
-    found = []
+    found, known, name = [], plan.known.known, plan.target.__qualname__
     for key, value in runtime.items():
-        if key not in known.known:
-            found += [] if known.anything else [f"{where or target.__qualname__}: does not take {key!r}"]
+        if key not in known:
+            found += [] if plan.known.anything else [f"{where}: does not take {key!r}"]
             continue
-        kind = known.known[key].annotation
+        kind = known[key].annotation
         if kind is Any or not inspect.isclass(kind) or getattr(kind, "_is_protocol", False):
             continue
         if kind.__module__ != "builtins" and not isinstance(value, kind):
             found.append(
-                f"{where}: {target.__qualname__} needs a {kind.__name__} as {key!r}, found a {type(value).__name__}. "
+                f"{where}: {name} needs a {kind.__name__} as {key!r}, found a {type(value).__name__}. "
                 "Choose options that belong together."
             )
     return found

@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import inspect
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from pydantic import ValidationError
-
 from robopolicy.config import registry
+from robopolicy.config.described import Described
 from robopolicy.config.schema import (
     MISSING,
     PARTIAL,
     TARGET,
     Parameter,
-    WrongTypeError,
+    Signature,
     describe,
-    group_of,
     holds_node,
     join,
     plain,
@@ -27,156 +24,114 @@ from robopolicy.config.schema import (
 )
 from robopolicy.core.errors import ConfigError, closest
 
-_SIMPLE = {str, int, float, type(None)}  # not bool, which pydantic would read as a number
+_DATA = Parameter(Any, None)  # any value
+Target = Callable[..., Any] | Described
+Resolve = Callable[[Any, str, str], Target]
 
 
 @dataclass
 class Plan:
-    """A call with checked and converted arguments. `make` carries out arguments that are plans first."""
+    """A call with checked and converted arguments. `make` carries out arguments that are plans first.
 
-    target: Callable[..., Any]
+    Args:
+        name: of the target in messages; for a node its registered one.
+        known: keywords of the target, once it is planned.
+    """
+
+    target: Target
     arguments: dict[str, Any]
+    name: str = ""
     partial: bool = False
-    name: str = ""  # registered
-
-    def values(self) -> dict[str, Any]:
-        return {k: v.make() if isinstance(v, Plan) else v for k, v in self.arguments.items()}
+    known: Signature = Signature({}, True, frozenset())  # noqa: RUF009  immutable
 
     def make(self, runtime: Mapping[str, Any] | None = None) -> Any:
-        arguments = {**self.values(), **(runtime or {})}
+        assert not isinstance(self.target, Described)
+        arguments = {k: v.make() if isinstance(v, Plan) else v for k, v in self.arguments.items()} | dict(runtime or {})
         return functools.partial(self.target, **arguments) if self.partial else self.target(**arguments)
 
 
-def resolve(node: Any, slot: str, where: str = "") -> Callable[..., Any]:
-    """Return the class or function that `node` names.
-
-    Args:
-        slot: the registry's slot that decides which names may stand there.
-        where: dotted key of the node, for the messages; `slot` when empty.
-
-    Raises:
-        ConfigError: `node` is no node, or names nothing that is registered for `slot`.
-    """
-    if not isinstance(node, Mapping) or TARGET not in node:
-        raise ConfigError(f"{where or slot}: expected a node with {TARGET}, found {node!r}")
-    return registry.lookup(slot, node[TARGET], where or slot)
-
-
-def plan_node(
-    node: Any, slot: str, where: str, supplied: Iterable[str] | None, target: Callable[..., Any] | None = None
-) -> tuple[Plan, list[str]]:
-    """Plan a node and the nodes in it.
-
-    Args:
-        slot, where: as `resolve`.
-        supplied: names that the caller passes at run time; None: unknown yet, so required ones may be missing.
-        target: of the node, where it is resolved already.
-
-    Returns:
-        The plan, and everything that is wrong with the node, one sentence each.
-    """
-    try:
-        target = target or resolve(node, slot, where)
-        plan, found = plan_call(target, node, where, None if node.get(PARTIAL) else supplied)
-    except ConfigError as error:
-        return Plan(_nothing, {}), [str(error)]
-    plan.partial, plan.name = bool(node.get(PARTIAL)), node[TARGET]
-    return plan, found
-
-
 def plan_call(
-    target: Callable[..., Any],
+    target: Target,
     arguments: Mapping[str, Any],
     where: str,
     supplied: Iterable[str] | None,
-    name: str | None = None,
+    name: str = "",
+    resolve: Resolve = registry.resolve,
 ) -> tuple[Plan, list[str]]:
-    """Check and convert arguments: simple values by their validator, the others one by one."""
-    known, values = signature(target, arguments), dict[str, Any]()
-    found: list[str] = []
-    for key, value in arguments.items():
-        if key == TARGET or (key == PARTIAL and isinstance(value, bool)):
+    """Check and convert the arguments of a target, and those of all nodes in them; list all that is wrong.
+
+    Args:
+        where, name: dotted key of the arguments and name of the target, for the messages.
+        supplied: names that the caller passes at run time; None: unknown yet, so required ones may be missing.
+        resolve: finds the target of a node: itself, or its description, which needs no imports.
+    """
+    whole, found = Plan(target, {}, name), list[str]()
+    todo: list[tuple[Plan, Mapping[str, Any], str, Iterable[str] | None]] = [(whole, arguments, where, supplied)]
+    for plan, given, here, others in todo:  # nodes and groups in the arguments are appended
+        taker = name if plan is whole and name else f"{plan.target.__module__}.{plan.target.__qualname__}"
+        try:
+            called = plan.target
+            plan.known = called.signature(given) if isinstance(called, Described) else signature(called, given)
+        except ConfigError as error:
+            found.append(str(error))
             continue
-        if str(key).startswith("_"):
-            found.append(f"{join(where, key)}: unknown directive or value. Known: {TARGET}, {PARTIAL} (true or false).")
-            continue
-        parameter = known.known.get(key)
-        if parameter is not None and parameter.adapter is not None:
-            simple = type(value) in _SIMPLE or (type(value) is bool and parameter.annotation is bool)
-            simple |= type(value) is list and not [v for v in value if type(v) not in _SIMPLE]
-            with contextlib.suppress(ValidationError):
-                if simple and value != MISSING:
-                    values[key] = parameter.adapter.validate_python(value)
-                    continue
-        at = f"{where}.{key}" if where else str(key)
-        if parameter is not None:
-            inner = isinstance(value, Mapping) and TARGET in value
-            values[key], wrong = (_plan_inner if inner else _plan_value)(str(key), value, parameter, at)
-            found += wrong
-        elif known.anything:
-            values[key] = plain(value)
-            found += _data_problems(value, at)
-        else:
-            taker = name or _name_of(target)
-            found.append(f"{at}: unknown key; {taker} does not take it. {closest(str(key), known.known)}")
-    if supplied is not None and (missing := known.required - {*arguments, *supplied}):
-        found += [
-            f"{join(where, key)}: needs a value ({describe(parameter.annotation)}), required by "
-            f"{name or _name_of(target)}"
-            for key, parameter in known.known.items()
-            if key in missing
-        ]
-    return Plan(target, values), found
+        for key, value in given.items():
+            at = f"{here}.{key}" if here else str(key)
+            parameter = plan.known.known.get(key, _DATA if plan.known.anything else None)
+            may_nest = isinstance(value, Mapping) and parameter is not _DATA  # in data it would be built unchecked
+            if key == TARGET or (key == PARTIAL and isinstance(value, bool)):
+                continue
+            if str(key).startswith("_"):
+                found.append(f"{at}: unknown directive or value. Known: {TARGET}, {PARTIAL} (true or false).")
+            elif parameter is None:
+                found.append(f"{at}: unknown key; {taker} does not take it. {closest(str(key), plan.known.known)}")
+            elif isinstance(value, str) and value == MISSING:
+                found.append(f"{at}: needs a value. Add {at}=<{describe(parameter.annotation)}>")
+            elif may_nest and (TARGET in value or parameter.takes_node or parameter.group):
+                inner, wrong = _plan_inner(str(key), value, parameter, at, resolve)
+                found += wrong
+                if inner is not None:
+                    plan.arguments[key] = value if parameter.takes_node else inner  # a `Node` stays data
+                    todo.append((inner, value, at, None if parameter.takes_node or inner.partial else ()))
+            elif isinstance(value, Mapping | list | tuple) and holds_node(value):
+                found.append(f"{at}: got data with a node ({TARGET}) in it: nothing is built there. Give plain values.")
+            elif parameter.adapter is None:
+                plan.arguments[key] = plain(value)
+            else:
+                try:
+                    if isinstance(value, bool) and not parameter.takes_bool:
+                        raise ValueError
+                    plan.arguments[key] = parameter.adapter.validate_python(value)
+                except ValueError:  # pydantic's errors are such
+                    shown = "null" if value is None else f"{value!r} ({type(value).__name__})"
+                    found.append(f"{at}: expected {describe(parameter.annotation)}, found {shown}")
+        missing = frozenset() if others is None else plan.known.required.difference(given, others)
+        found += [f"{join(here, key)}: needs a value ({describe(parameter.annotation)}), required by {taker}"
+                  for key, parameter in plan.known.known.items() if key in missing]  # fmt: skip
+    return whole, found
 
 
-def _plan_value(key: str, value: Any, parameter: Parameter, at: str) -> tuple[Any, list[str]]:
-    """Check and convert one argument; `key` is its name, which is the slot of a node that stands there."""
-    if value == MISSING:
-        return None, [f"{at}: needs a value. Add {at}=<{describe(parameter.annotation)}>"]
-    if isinstance(value, Mapping) and (group := group_of(parameter.annotation)) is not None:
-        return plan_call(group, value, at, ())
-    if isinstance(value, Mapping) and parameter.takes_node:
-        return None, [f"{at}: has no {TARGET}; choose an option of the config group, or write the node in full"]
-    if found := _data_problems(value, at):
-        return None, found
-    try:
-        return parameter.coerce(value), []
-    except WrongTypeError:
-        given = "null" if value is None else f"{value!r} ({type(value).__name__})"
-        return None, [f"{at}: expected {describe(parameter.annotation)}, found {given}"]
-
-
-def _plan_inner(slot: str, node: Mapping[str, Any], parameter: Parameter, where: str) -> tuple[Any, list[str]]:
-    """Check a node that stands at an argument; where the argument wants a `Node`, it stays data."""
-    if parameter.takes_node:
-        return node, plan_node(node, slot, where, None)[1]
-    if slot in registry.ROOTS:
+def _plan_inner(
+    slot: str, node: Mapping[str, Any], parameter: Parameter, where: str, resolve: Resolve
+) -> tuple[Plan | None, list[str]]:
+    """Look up the target of a node that stands at an argument; None where there is none to plan."""
+    if TARGET not in node and parameter.group:
+        return Plan(parameter.group, {}), []
+    if TARGET not in node:
+        return None, [f"{where}: has no {TARGET}; choose an option of the config group, or write the node in full"]
+    if not parameter.takes_node and slot in registry.ROOTS:
         return None, [f"{where}: got a node, and nothing can be built there. Give a plain value."]
-    plan, found = plan_node(node, slot, where, ())
-    return plan, found or _misfits(plan, parameter.annotation, where)
-
-
-def _nothing() -> None:
-    """Stand in for the target of a node that names none."""
-
-
-def _name_of(target: Callable[..., Any]) -> str:
-    return f"{target.__module__}.{target.__qualname__}"
-
-
-def _data_problems(value: Any, where: str) -> list[str]:
-    """Refuse nodes inside plain data: they would be built unchecked. A node must be an argument itself."""
-    if holds_node(value):
-        return [f"{where}: got data with a node ({TARGET}) in it, and nothing can be built there. Give plain values."]
-    return []
-
-
-def _misfits(plan: Plan, annotation: Any, where: str) -> list[str]:
-    """Check that a nested node builds an instance of the annotation, where that is a plain class."""
-    if annotation in (Any, object) or not inspect.isclass(annotation) or getattr(annotation, "_is_protocol", False):
-        return []
+    try:
+        plan = Plan(resolve(node, slot, where), {}, node[TARGET], partial=bool(node.get(PARTIAL)))
+    except ConfigError as error:
+        return None, [str(error)]
+    if isinstance(plan.target, Described):
+        return plan, plan.target.problems(node, where)
+    kind = parameter.annotation  # checked where it is a plain class
+    if parameter.takes_node or kind in (Any, object) or not inspect.isclass(kind) or hasattr(kind, "_is_protocol"):
+        return plan, []
     if plan.partial:
-        return [f"{where}: expected {describe(annotation)}, found a factory of it; remove {PARTIAL}"]
-    if inspect.isclass(plan.target) and not issubclass(plan.target, annotation):
-        return [f"{where}: expected {describe(annotation)}, found a node of {plan.name}"]
-    return []
+        return plan, [f"{where}: expected {describe(kind)}, found a factory of it; remove {PARTIAL}"]
+    if inspect.isclass(plan.target) and not issubclass(plan.target, kind):
+        return plan, [f"{where}: expected {describe(kind)}, found a node of {plan.name}"]
+    return plan, []

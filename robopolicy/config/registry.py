@@ -10,12 +10,13 @@ No registered constructor writes a file or starts a process from a checkpoint's 
 
 from __future__ import annotations
 
+import functools
 import importlib
 import importlib.util
 import inspect
 import logging
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from robopolicy.config.schema import TARGET
@@ -157,16 +158,29 @@ def names(slot: str) -> list[str]:
     return sorted(_SLOTS.get(slot, ()))
 
 
-def lookup(slot: str, name: Any, where: str) -> Callable[..., Any]:
-    """Return the class or function registered as `name` for `slot`.
+@functools.lru_cache(maxsize=1024)
+def load(place: str) -> Callable[..., Any]:
+    """Import "module:attribute"."""
+    module, attribute = place.split(":")
+    found: Callable[..., Any] = getattr(importlib.import_module(module), attribute)
+    return found
+
+
+def resolve(node: Any, slot: str, where: str = "", *, load: Callable[..., Any] = load) -> Any:
+    """Return the class or function that `node` names, out of those registered for `slot`.
 
     Args:
-        where: dotted key of the node, for the messages.
+        slot: decides which names may stand there.
+        where: dotted key of the node, for the messages; `slot` when empty.
+        load: makes the target of "module:attribute".
 
     Raises:
-        ConfigError: nothing can be built at `slot`, or `name` is not registered for it.
+        ConfigError: `node` is no node, nothing can be built at `slot`, or the name is not registered for it.
     """
-    known = _SLOTS.get(slot)
+    where = where or slot
+    if not isinstance(node, Mapping) or TARGET not in node:
+        raise ConfigError(f"{where}: expected a node with {TARGET}, found {node!r}")
+    known, name = _SLOTS.get(slot), node[TARGET]
     if known is None:
         raise ConfigError(f"{where}.{TARGET}: got a node, and nothing can be built at {slot!r}. Give a plain value.")
     if not isinstance(name, str) or name not in known:
@@ -174,11 +188,8 @@ def lookup(slot: str, name: Any, where: str) -> Callable[..., Any]:
         raise ConfigError(
             f"{where}.{TARGET}: got {name!r}, which is not registered for {slot!r}. {closest(str(name), known)}{own}"
         )
-    found = known[name]
-    if isinstance(found, str):
-        module, attribute = found.split(":")
-        found = getattr(importlib.import_module(module), attribute)
-    return found
+    found: Any = known[name]
+    return load(found) if isinstance(found, str) else found
 
 
 def allow(module: str) -> None:

@@ -22,6 +22,8 @@ TARGET, PARTIAL = "_target_", "_partial_"
 MISSING = "???"  # OmegaConf's mark for a value that the user must give
 
 SCALARS = (str, int, float, bool, type(None))
+# Returns a deep copy in dicts and lists, as JSON and YAML know them; paths become strings.
+plain = functools.partial(pydantic_core.to_jsonable_python, inf_nan_mode="constants", fallback=lambda other: other)
 _CONFIG = pydantic.ConfigDict(arbitrary_types_allowed=True)
 
 _NODE = "a config node: built later, with what only the run knows"
@@ -37,11 +39,11 @@ Side = Annotated[int, pydantic.Field(ge=1, le=4096, description="int from 1 to 4
 
 
 def _usable(device: str) -> str:
-    import torch
+    if device != "cpu":
+        import torch
 
-    index = torch.device(device).index
-    if device != "cpu" and (index or 0) >= torch.cuda.device_count():
-        raise ValueError
+        if (torch.device(device).index or 0) >= torch.cuda.device_count():
+            raise ValueError
     return device
 
 
@@ -59,41 +61,28 @@ def _refuse(value: Any) -> Any:
 _NOTHING = Annotated[Any, pydantic.AfterValidator(_refuse)]
 
 
-class WrongTypeError(Exception):
-    """A value does not fit its annotation."""
-
-
 class Parameter(NamedTuple):
     """One keyword that a target accepts.
 
-    `annotation` is `Any` where unknown, `default` is `inspect.Parameter.empty` where the keyword is required. `adapter`
-    validates plain values; None where the annotation has no schema. `takes_node`: the annotation is `Node`, or a union
-    that contains it.
+    Args:
+        annotation: `Any` where unknown.
+        default: `inspect.Parameter.empty` where the keyword is required.
+        adapter: validates plain values; None where the annotation has no schema.
+        takes_node: the annotation is `Node`, or a union that contains it.
+        takes_bool: whether true and false fit; pydantic would read them as numbers.
+        group: the dataclass that the annotation names, or its description.
     """
 
     annotation: Any
     default: Any
     adapter: pydantic.TypeAdapter[Any] | None = None
     takes_node: bool = False
+    takes_bool: bool = True
+    group: Any = None
 
     @property
     def required(self) -> bool:
         return self.default is inspect.Parameter.empty
-
-    def coerce(self, value: Any) -> Any:
-        """Convert `value` as the annotation wants it; a plain copy where the annotation has no schema.
-
-        Raises:
-            WrongTypeError: it does not fit.
-        """
-        if isinstance(value, bool) and not _admits_bool(self.annotation):  # pydantic would read true as 1
-            raise WrongTypeError
-        if self.adapter is None:
-            return plain(value)
-        try:
-            return self.adapter.validate_python(value)
-        except pydantic.ValidationError as error:
-            raise WrongTypeError from error
 
 
 class Signature(NamedTuple):
@@ -116,11 +105,11 @@ def signature(target: Callable[..., Any], arguments: Mapping[str, Any] | None = 
 
 @functools.lru_cache(maxsize=1024)
 def _reflect(target: Callable[..., Any], callees: tuple[Callable[..., Any], ...] | None) -> Signature:
-    hints = _hints(target.__init__ if inspect.isclass(target) else target)
+    found = hints(target.__init__ if inspect.isclass(target) else target)
     known: dict[str, Parameter] = {}
     anything = False
     for name, parameter in inspect.signature(target).parameters.items():
-        hint = hints.get(name, Any)
+        hint = found.get(name, Any)
         if parameter.kind is inspect.Parameter.VAR_KEYWORD:
             if typing.get_origin(hint) is typing.Unpack:
                 known = {**_options(typing.get_args(hint)[0]), **known}
@@ -130,9 +119,7 @@ def _reflect(target: Callable[..., Any], callees: tuple[Callable[..., Any], ...]
                 known = {**signature(callee).known, **known}
         elif parameter.kind not in (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.POSITIONAL_ONLY):
             known[name] = Parameter(hint, parameter.default)
-    known = _with_adapters(known)
-    required = frozenset({name for name, p in known.items() if p.default is inspect.Parameter.empty})
-    return Signature(known, anything, required)
+    return with_adapters(known, anything)
 
 
 def _options(options: Any) -> dict[str, Parameter]:
@@ -147,14 +134,15 @@ def _options(options: Any) -> dict[str, Parameter]:
 
 
 # By the annotation's id; the annotation is kept, so that the id stays its own.
-_ADAPTERS: dict[int, tuple[Any, pydantic.TypeAdapter[Any] | None, bool]] = {}
+_ADAPTERS: dict[int, tuple[Any, ...]] = {}
 
 
-def _with_adapters(known: dict[str, Parameter]) -> dict[str, Parameter]:
-    """Add validators; each annotation gets one, whichever targets use it."""
+def with_adapters(known: Mapping[str, Parameter], anything: bool) -> Signature:
+    """Return the signature with validators; each annotation gets one, whichever targets use it."""
     for annotation in [p.annotation for p in known.values() if id(p.annotation) not in _ADAPTERS]:
-        union = typing.get_origin(annotation) in (typing.Union, types.UnionType)
-        members, adapter = (annotation, *(typing.get_args(annotation) if union else ())), None
+        origin, adapter = typing.get_origin(annotation), None
+        members = typing.get_args(annotation) if origin in (typing.Union, types.UnionType) else (annotation,)
+        bare = [typing.get_args(a)[0] if typing.get_origin(a) is Annotated else a for a in members]
         takes_node = _NODE in [m for a in members for m in getattr(a, "__metadata__", ())]
         if annotation is not Any and not takes_node:
             for config in (_CONFIG, None):  # dataclasses refuse a config
@@ -166,8 +154,13 @@ def _with_adapters(known: dict[str, Parameter]) -> dict[str, Parameter]:
                     break
                 except (pydantic.PydanticUserError, NameError, TypeError):
                     continue
-        _ADAPTERS[id(annotation)] = annotation, adapter, takes_node
-    return {name: Parameter(*p[:2], *_ADAPTERS[id(p.annotation)][1:]) for name, p in known.items()}
+        takes_bool = bool([a for a in bare if a not in (int, float, type(None))])
+        groups = [a for a in members if inspect.isclass(a) and dataclasses.is_dataclass(a)]
+        _ADAPTERS[id(annotation)] = annotation, adapter, takes_node, takes_bool, groups[0] if groups else None
+    full = {name: Parameter(p.annotation, p.default, *_ADAPTERS[id(p.annotation)][1:]) for name, p in known.items()}
+    return Signature(
+        full, anything, frozenset([name for name, p in full.items() if p.default is inspect.Parameter.empty])
+    )
 
 
 def is_node(value: Any) -> bool:
@@ -179,14 +172,6 @@ def holds_node(value: Any) -> bool:
     if isinstance(value, Mapping):
         return TARGET in value or True in [holds_node(v) for v in value.values() if not isinstance(v, SCALARS)]
     return isinstance(value, list | tuple) and True in [holds_node(v) for v in value if not isinstance(v, SCALARS)]
-
-
-def group_of(annotation: Any) -> type | None:
-    """Return the dataclass that an annotation (or its `| None`) names."""
-    for kind in _members(annotation) or (annotation,):
-        if inspect.isclass(kind) and dataclasses.is_dataclass(kind):
-            return kind
-    return None
 
 
 def describe(annotation: Any) -> str:
@@ -210,15 +195,6 @@ def describe(annotation: Any) -> str:
     return getattr(origin or annotation, "__name__", str(annotation))
 
 
-def plain(value: Any) -> Any:
-    """Return a deep copy in dicts and lists, as JSON and YAML know them."""
-    if isinstance(value, Mapping):
-        return {str(k): v if isinstance(v, SCALARS) else plain(v) for k, v in value.items()}
-    if isinstance(value, list | tuple):
-        return [v if isinstance(v, SCALARS) else plain(v) for v in value]
-    return value
-
-
 def join(where: str, key: Any) -> str:
     """Return the dotted key."""
     return f"{where}.{key}" if where else str(key)
@@ -230,14 +206,7 @@ def _members(annotation: Any) -> tuple[Any, ...]:
     return typing.get_args(annotation) if is_union else ()
 
 
-def _admits_bool(annotation: Any) -> bool:
-    if typing.get_origin(annotation) is Annotated:
-        return _admits_bool(typing.get_args(annotation)[0])
-    members = _members(annotation)
-    return any(_admits_bool(a) for a in members) if members else annotation not in (int, float, type(None))
-
-
-def _hints(function: Any) -> dict[str, Any]:
+def hints(function: Any) -> dict[str, Any]:
     """Evaluate each annotation alone, so that one under TYPE_CHECKING does not hide the others."""
     scope = getattr(inspect.unwrap(function), "__globals__", {})
     found = {}

@@ -14,6 +14,10 @@ class ConfigError(RobopolicyError):
     """A config key or value that cannot be used."""
 
 
+class UsageError(ConfigError):
+    """A command line that cannot be carried out; exit code 2."""
+
+
 class SpecError(RobopolicyError):
     """Environment, policy and data do not fit together."""
 

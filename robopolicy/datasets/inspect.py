@@ -26,19 +26,23 @@ from robopolicy.datasets.spans import FilmBlock, blocks_of, check_blocks, check_
 from robopolicy.datasets.stats import check_stats
 from robopolicy.datasets.tables import Columns, read_driver, read_files, read_outcomes, read_tasks
 from robopolicy.datasets.video import check_video
+from robopolicy.utils.threads import set_threads
 
 
-def data_check(*, dataset: Path, saturated: Fraction = 0.5, shown: Count = 50) -> None:
+def data_check(*, dataset: Path, saturated: Fraction = 0.5, shown: Count = 50, threads: Count | None = None) -> None:
     """Name every defect of a LeRobot dataset, or of an HDF5 file of another project.
 
     Args:
         saturated: share of an episode's frames up to which an action may lie at its limit; the gripper always may.
         shown: most defects in the message.
+        dataset: a LeRobotDataset v3, or an HDF5 file as `convert` reads it.
+        threads: of torch; None: torch's choice.
 
     Raises:
         DataError: there are defects, or no dataset.
         ConfigError: an HDF5 file, and h5py is missing.
     """
+    set_threads(threads)
     if not (dataset / INFO_FILE).exists() and dataset.exists() and (file := find_hdf5(dataset)) is not None:
         contents, found = inspect_hdf5(file)
         raise_defects(found, dataset, shown=shown)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from robopolicy.config.instantiate import build
-from robopolicy.config.plan import resolve
+from robopolicy.config.registry import resolve
 from robopolicy.config.schema import Natural, NonNegative, Positive, signature
 from robopolicy.core.errors import ConfigError
 from robopolicy.core.rng import keyed_normal
@@ -30,7 +30,14 @@ _STREAM = 9501
 
 @dataclass(frozen=True)
 class Grid:
-    """Values of each condition, which is varied alone; (): skip the condition. See UNITS."""
+    """Values of each condition, which is varied alone; (): skip the condition. See UNITS.
+
+    Args:
+        latency: control steps by which an action is late.
+        friction: multiples of the task's own.
+        mass: multiples of everything's own but the arm's.
+        sensor_noise: standard deviation of the noise on every entry of observation.state, in its unit.
+    """
 
     latency: tuple[Natural, ...] = (0, 1, 2, 3, 4)
     friction: tuple[Positive, ...] = (0.25, 0.5, 1.0, 1.5, 2.0)

@@ -42,6 +42,7 @@ class ActionExpert(Denoiser):
         cond_dim: C = S + P·(token_dim + 1), as Prefix has it. token_dim: size of a prefix token. summary_dim: S.
         width: of an action token, a multiple of `heads`. depth: blocks. ratio: hidden size of the feed-forward / width.
         precision: of the computation; the result is float32.
+        heads: of attention.
     """
 
     def __init__(

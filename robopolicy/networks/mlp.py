@@ -13,6 +13,10 @@ class MLP(nn.Sequential):
     """`depth` hidden layers of `width` with SiLU, then a linear one: [B in_dim] → [B out_dim].
 
     `norm` puts LayerNorm before every activation.
+
+    Args:
+        width: of the hidden layers.
+        depth: number of hidden layers.
     """
 
     def __init__(self, in_dim: int, out_dim: int, *, width: int = 256, depth: int = 2, norm: bool = False) -> None:
@@ -36,6 +40,10 @@ class ResidualMLP(Denoiser):
 
     `blocks` = 1 has three hidden layers (DPPO's residual MLP, Ren et al. 2024, appendix). SiLU instead of Mish: the
     same quality here at an eighth of the cost on a CPU.
+
+    Args:
+        width: of the hidden layers.
+        blocks: residual blocks of two layers each.
     """
 
     def __init__(

@@ -14,6 +14,7 @@ class Transformer(Denoiser):
 
     Args:
         width: token size, a multiple of `heads`. depth: blocks. ratio: hidden size of the feed-forward part / width.
+        heads: of attention.
     """
 
     def __init__(

@@ -16,7 +16,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from robopolicy.config.plan import resolve
+from robopolicy.config.registry import resolve
 from robopolicy.config.schema import plain, signature
 from robopolicy.core.errors import CheckpointError, ConfigError
 from robopolicy.core.specs import PolicySpec, check_fits

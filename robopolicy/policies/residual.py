@@ -45,8 +45,9 @@ class ResidualPolicy(Policy):
             the full action stays in this box.
         state: names of elements of `observation.state` that are read, see `state_columns`; None: all.
         pictures: read images, through the base; False: the state alone.
-        task_weights: see above; False: the task's number is an input.
+        task_weights: give the first layer weights for each task; False: the task's number is an input.
         tasks: instructions of its training, where `spec` has others; None: those of `spec`.
+        hidden: widths of the hidden layers.
 
     Raises:
         SpecError: the observation has no `observation.state`, or keys that are neither state nor images; `state` names

@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Mapping
 from typing import Any
 
-from robopolicy.config.plan import resolve
+from robopolicy.config.registry import resolve
 from robopolicy.config.schema import TARGET, is_node, signature
 
 _MAY_GROW = (

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -24,8 +25,9 @@ def write_inputs(run_dir: Path, config: Mapping[str, Any]) -> None:
     file = run_dir / INPUTS
     if file.is_file():
         return
-    found = {key: digest for key, value in flatten(config).items() if (digest := _digest(key, value)) is not None}
-    if found:
+    texts = {key: os.path.expanduser(v) for key, v in flatten(config).items() if isinstance(v, str) and v}
+    found = {key: _digest(key, Path(text)) for key, text in texts.items() if os.path.exists(text)}
+    if found := {key: digest for key, digest in found.items() if digest is not None}:
         write_atomically(file, json.dumps(found, indent=1) + "\n")
 
 
@@ -33,20 +35,20 @@ def same_input(run_dir: Path, key: str, old: Any, new: Any) -> bool:
     """Return whether two values of a key name the same path, or two paths with the same contents."""
     if not isinstance(old, str) or not isinstance(new, str):
         return False
-    before = there(old)
-    if before is not None and before == there(new):
+    before, after = there(old), there(new)
+    if before is not None and before == after:
         return True
-    if (now := _digest(key, new)) is None:
+    if after is None or (now := _digest(key, after)) is None:
         return False
     saved = read_json(run_dir / INPUTS) if (run_dir / INPUTS).is_file() else {}
     was = saved.get(key) if isinstance(saved, dict) else None
     if was is None and before is None:  # a run of an older version: the training compares what it fits to the data
         return key == "dataset"
-    return now == (was or _digest(key, old))
+    return now == (was or (_digest(key, before) if before is not None else None))
 
 
 def there(text: str) -> Path | None:
-    """What a text of a config names, links followed; None: nothing lies there, or the text cannot be a path."""
+    """Return the path that a text of a config names, links followed; None: nothing lies there, or it is no path."""
     try:
         path = Path(text).expanduser().resolve()
         return path if path.exists() else None
@@ -54,11 +56,8 @@ def there(text: str) -> Path | None:
         return None
 
 
-def _digest(key: str, value: Any) -> str | None:
-    """Of a dataset's rows and films, or of a policy's files; None: it is neither."""
-    path = there(value) if isinstance(value, str) and value else None
-    if path is None:
-        return None
+def _digest(key: str, path: Path) -> str | None:
+    """Return the digest of a dataset's rows and films, or of a policy's files; None: it is neither."""
     with contextlib.suppress(RobopolicyError, OSError):
         if (path / "meta" / "info.json").is_file():
             return dataset_digest(path)

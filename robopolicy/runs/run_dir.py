@@ -31,6 +31,7 @@ from robopolicy.utils.storage import checkpoints_in
 
 CONFIG = "config.yaml"
 PROVENANCE = "provenance.json"
+_OF_A_START = frozenset({".lock", CONFIG, PROVENANCE, INPUTS, "spec.json"})  # written before any result
 _log = logging.getLogger(__name__)
 
 _Place = Annotated[str, pydantic.Field(max_length=4096, pattern=r"^[^\x00]*$")]
@@ -103,6 +104,21 @@ def open_run(
             write_provenance(run_dir)
         write_atomically(run_dir / CONFIG, dump(config))
         yield
+
+
+@contextlib.contextmanager
+def removed_if_nothing_came(folder: Path) -> Iterator[None]:
+    """Remove `folder` and its parents, where they are new and the block fails before it writes any result."""
+    new = [path for path in (folder, *folder.parents) if not path.exists()]
+    try:
+        yield
+    except BaseException:
+        if new and all(path.name in _OF_A_START for path in folder.rglob("*") if not path.is_dir()):
+            shutil.rmtree(folder, ignore_errors=True)
+            with contextlib.suppress(OSError):  # others work beside it
+                for parent in new[1:]:
+                    parent.rmdir()
+        raise
 
 
 @contextlib.contextmanager

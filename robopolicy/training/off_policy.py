@@ -61,6 +61,10 @@ def off_policy(
         updates_per_step: critic updates per primitive env step (UTD).
         evaluate: called with policy and step every `eval_every` env steps and at the end; not counted as training.
         stop_success: end early once the newest 100 training episodes, exploration included, succeed that often.
+        total_steps: primitive env steps over all envs, at most. eval_every: env steps between evaluations; 0: none.
+        save_every: env steps between checkpoints. batch_size: transitions of an update.
+        demo_fraction: share of every batch from `demos`. rollout_fraction: share of every batch from `rollouts`.
+        log_every: env steps between log entries.
 
     Returns:
         `steps`, `train_s` (seconds of collecting and learning), the last evaluation's metrics, and `train_diverged`

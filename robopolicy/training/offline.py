@@ -36,6 +36,8 @@ def offline(
 
     Args:
         evaluate: called with `algo.policy` and step every `evaluate_every` steps; its numbers are logged under `eval/`.
+        steps: number of updates. batch_size: windows of an update. log_every: updates between log entries.
+        save_every: updates between checkpoints. evaluate_every: updates between evaluations; 0: none.
 
     Returns:
         Means over the last log interval, `steps`, and `wall_s`, seconds in this process.

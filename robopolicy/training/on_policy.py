@@ -61,6 +61,8 @@ def on_policy(
         evaluate: called with policy and step every `eval_every` env steps and at the end, never where that is 0;
             not counted as training.
         stop_success: end early once the newest 100 training episodes, exploration included, succeed that often.
+        total_steps: primitive env steps over all envs, at most. eval_every: env steps between evaluations; 0: none.
+        save_every: env steps between checkpoints.
 
     Returns:
         `steps`, `train_s` (seconds of collecting and learning) and the last evaluation's metrics.

@@ -15,6 +15,7 @@ from robopolicy.runs.checkpointer import Checkpointer
 from robopolicy.runs.run_dir import has_checkpoint, open_run, read_config
 from robopolicy.training.train_config import TrainConfig
 from robopolicy.training.trainers import train_imitation, train_off_policy, train_on_policy, train_world_model
+from robopolicy.utils.threads import set_threads
 
 Trainer = Callable[[TrainConfig, Checkpointer], Metrics]
 
@@ -45,8 +46,7 @@ def train(**keys: Any) -> Metrics:
         KeyboardInterrupt: stopped by the user, after a checkpoint.
     """
     config = TrainConfig(**keys)
-    if config.threads is not None:
-        torch.set_num_threads(config.threads)
+    set_threads(config.threads)
     if config.rounds:
         if config.coevolve is None or config.world is None:
             raise ConfigError("rounds: need a world to imagine in and to refit: world=imagined, world.model=<its run>.")

@@ -139,6 +139,7 @@ def make(
         size: pixels of the square pictures.
         horizon: steps to truncation; None: the suite's.
         processes: 0: all envs in this process; else so many workers (about 0.5 GB each).
+        suite: libero_spatial, libero_object, libero_goal, libero_10 or libero_90.
 
     Raises:
         ConfigError: no such suite, task or camera, or sizes below 1.

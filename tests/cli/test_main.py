@@ -32,7 +32,7 @@ def test_mistakes_of_a_command_line_are_listed_together(capsys: pytest.CaptureFi
     [
         (["trian"], "unknown verb 'trian'. Did you mean 'train'?"),
         (["train", "task=pik", "run_dir=x"], "task=pik: no such option of the group 'task'. Did you mean 'pick'?"),
-        (["train", "polcy=flow", "run_dir=x"], "polcy: unknown key. Did you mean 'policy'?"),
+        (["train", "polcy=flow", "run_dir=x"], "polcy: unknown key; `train` does not take it. Did you mean 'policy'?"),
     ],
 )
 def test_typos_are_answered_with_the_closest_name(
@@ -72,7 +72,7 @@ def test_a_full_disk_is_told_from_other_trouble(
 def test_paths_that_cannot_be(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "file"
     file.touch()
-    assert main(["train", "dataset=x", f"run_dir={file / 'run'}"]) == 1
+    assert main(["train", f"dataset={tmp_path}", f"run_dir={file / 'run'}"]) == 1
     assert capsys.readouterr().err == f"error: run_dir={file / 'run'}: is a file, or lies below one. Give a folder, " \
         "new or of a run.\n"  # fmt: skip
     (tmp_path / "weights.pt").write_bytes(pickle.dumps({}))
@@ -80,7 +80,7 @@ def test_paths_that_cannot_be(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert "looks like a pickle" in capsys.readouterr().err
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "config.yaml").write_text("{")
-    assert main(["train", "dataset=x", f"run_dir={tmp_path / 'run'}"]) == 1
+    assert main(["train", f"dataset={tmp_path}", f"run_dir={tmp_path / 'run'}"]) == 1
     assert "config.yaml" in capsys.readouterr().err
 
 

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from robopolicy.cli.main import find_verb
+from robopolicy.cli.verbs import find_verb
 from robopolicy.config.compose import compose, group_options
-from robopolicy.config.hydra_configs import UsageError, config_folder
+from robopolicy.config.hydra_configs import config_folder
 from robopolicy.config.registry import names as registered
-from robopolicy.core.errors import ConfigError
+from robopolicy.core.errors import ConfigError, UsageError
 from robopolicy.core.trees import flatten
 from robopolicy.datasets.metadata import RecordingMeta
 from robopolicy.runs.inputs import same_input
@@ -81,7 +81,7 @@ def test_settings_are_python_values(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (["runn_dir=y"], r"^runn_dir: unknown key\. Did you mean 'run_dir'"),
+        (["runn_dir=y"], r"^runn_dir: unknown key; `train` does not take it\. Did you mean 'run_dir'"),
         (["task=pik"], r"^task=pik: no such option of the group 'task'\. Did you mean 'pick'"),
         (["algo=residual_quick"], r"no such option.*'residual"),
         (["policy.horizonn=8"], r"^policy\.horizonn: unknown key; .*DiffusionPolicy does not take it"),
@@ -150,7 +150,7 @@ def test_numbers_of_the_quickstart_have_a_range(key: str) -> None:
 
 
 def test_missing_values_and_groups_of_other_verbs() -> None:
-    with pytest.raises(UsageError, match=r"^run_dir: needs a value\. Add run_dir=…"):
+    with pytest.raises(UsageError, match=r"^run_dir: needs a value\. Add run_dir=<Path>"):
         compose(TRAIN, [])
     with pytest.raises(UsageError, match=r"`demos` has no group 'policy'\. "):
         compose(find_verb("demos"), ["policy=flow", "out=x"])

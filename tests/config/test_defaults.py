@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from robopolicy.config.hydra_configs import config_folder
-from robopolicy.config.registry import lookup
+from robopolicy.config.registry import resolve
 from robopolicy.config.schema import PARTIAL, TARGET, is_node, signature
 
 GROUPS = ("algo", "network", "policy", "tracker", "world", "world_model")
@@ -34,7 +34,7 @@ def main_nodes() -> Iterator[tuple[str, str, dict[str, Any]]]:
 
 def differences(node: dict[str, Any], slot: str, where: str, given: dict[str, Any]) -> list[str]:
     """Keys whose value is not the default of the target; `given`: keywords of a factory that is the default."""
-    target, found = lookup(slot, node[TARGET], where), []
+    target, found = resolve(node, slot, where), []
     for key, value in node.items():
         if key in (TARGET, PARTIAL):
             continue
@@ -42,7 +42,7 @@ def differences(node: dict[str, Any], slot: str, where: str, given: dict[str, An
         if default is EMPTY:
             continue  # required: the file is the only source
         if is_node(value):
-            if default is not None and getattr(default, "func", default) is not lookup(key, value[TARGET], where):
+            if default is not None and getattr(default, "func", default) is not resolve(value, key, where):
                 found.append(f"{where}.{key}: a {value[TARGET]}, by default {default}")
             found += differences(value, key, f"{where}.{key}", getattr(default, "keywords", {}))
         elif (list(default) if isinstance(default, tuple) else default) != (None if value == {} else value):

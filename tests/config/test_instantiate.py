@@ -206,7 +206,7 @@ def test_what_the_verbs_build_is_no_argument_of_a_node(slot: str) -> None:
 def test_nodes_inside_of_data_are_refused() -> None:
     """`load_profile` takes any keyword, and plain dicts take any value: nothing in them is built."""
     node = {"_target_": "tracker", "run_dir": "x"}
-    for changes in ({"more": node}, {"tracker": node}, {"box": {"low": [node]}}):
+    for changes in ({"more": node}, {"tracker": node}, {"network": {"_target_": "mlp"}}, {"box": {"low": [node]}}):
         with pytest.raises(ConfigError, match=rf"profile\.{next(iter(changes))}: "):
             b.check({"_target_": "robot", "robot": "panda", **changes}, "profile")
 
@@ -223,7 +223,7 @@ def test_every_registered_name_exists() -> None:
         for name in registry.names(slot):
             if slot == "task" and name in {*PACKAGES, "maniskill_gpu"}:
                 continue  # of a suite that may not be installed
-            assert callable(registry.lookup(slot, name, slot)), (slot, name)
+            assert callable(registry.resolve({"_target_": name}, slot)), (slot, name)
 
 
 def test_code_of_the_users_own_joins_by_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: Any) -> None:

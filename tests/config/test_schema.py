@@ -8,7 +8,7 @@ from types import FrameType
 from typing import Any, Protocol
 
 import robopolicy
-from robopolicy.cli.main import find_verb
+from robopolicy.cli.verbs import find_verb
 from robopolicy.config.compose import compose
 from robopolicy.config.instantiate import arguments_for, call_problems
 

@@ -18,8 +18,8 @@ from robopolicy.cli import eval as eval_verb
 from robopolicy.cli import eval_suite, suite_jobs
 from robopolicy.cli.eval import evaluate
 from robopolicy.cli.eval_suite import evaluate_suite
-from robopolicy.cli.main import find_verb
 from robopolicy.cli.suite_jobs import Job
+from robopolicy.cli.verbs import find_verb
 from robopolicy.config import registry
 from robopolicy.config.compose import compose, group_options
 from robopolicy.core.errors import CheckpointError, ConfigError, DataError, RobopolicyError

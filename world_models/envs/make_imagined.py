@@ -46,7 +46,8 @@ def make(
         branch: primitive steps after which an episode is cut. It then begins in any state before a success (MBPO,
             Janner et al. 2019). The gate and the evaluation of rounds use whole episodes. None: whole ones.
         even_if_bad: also a model whose open-loop error exceeds that of copying the last state.
-        horizon, trust, pessimism, sampled, cameras, gate: see ImaginedEnv.
+        horizon, trust, pessimism, sampled, cameras: see ImaginedEnv.
+        gate: node of the gate that decides which updates are kept; None: all are kept.
 
     Raises:
         ConfigError: no model or starts named, a model worse than copying, branches not shorter than episodes.

@@ -108,6 +108,9 @@ class RecordedEnv:
 def make(dataset: Path | None = None, *, num_envs: Count, seed: int = 0) -> RecordedEnv:
     """Build the env of a dataset, without its images.
 
+    Args:
+        dataset: the recording, a LeRobotDataset v3.
+
     Raises:
         ConfigError: no dataset is named.
     """

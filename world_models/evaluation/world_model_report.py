@@ -51,6 +51,9 @@ _MOMENTS = 12  # images of an episode in a strip
 def write_world_model_report(*, run_dir: Path, episodes: Count = 3) -> Path | None:
     """Write the report on `episodes` episodes, unless one of the same weights exists; None for a run without a world.
 
+    Args:
+        episodes: number of episodes, real and imagined side by side.
+
     Raises:
         RobopolicyError: model, policy or data are missing or do not fit together; the run has a link out of its
             folder, or an invalid config.

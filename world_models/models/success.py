@@ -69,6 +69,11 @@ class SuccessClassifier(nn.Module):
         precision: of episodes, that the threshold shall reach on held-out data.
         alike: share of held-out successes that must count as like a success.
         min_positives: successful episodes that training needs; a quarter of that for each held-out part.
+        width: of the hidden layers.
+        depth: number of hidden layers.
+        embedding: size of the embedding that is contrasted.
+        contrast: weight of the contrastive loss.
+        temperature: of the contrastive loss.
     """
 
     threshold: Tensor

@@ -9,7 +9,7 @@ from typing import Any, cast
 import torch
 
 from robopolicy.algos.bc import BC
-from robopolicy.config.plan import resolve
+from robopolicy.config.registry import resolve
 from robopolicy.config.schema import Count, Fraction, Natural, Node, NonNegative, Positive
 from robopolicy.core.errors import ConfigError, DataError, SpecError
 from robopolicy.core.protocols import LogsMetrics
@@ -52,6 +52,14 @@ def fit(
         batch_size: sequences per member and update. labelled: pairs for the classifier, half of them successes.
         holdout: share of held-out episodes, half for calibration and half for the report.
         cameras: cameras to model; None: all of the data. believed: see `assess`.
+        steps: number of updates.
+        lr: learning rate.
+        warmup: updates over which the learning rate rises linearly.
+        weight_decay: AdamW's.
+        clip_norm: bound of the gradient's global norm.
+        ema_decay: of the moving average of the weights.
+        log_every: updates between log entries.
+        save_every: updates between checkpoints.
 
     Returns:
         The report's main numbers, `steps`, `parameters` and `wall_s`, seconds in this process.

@@ -41,6 +41,15 @@ def fit(
         dataset, data: one dataset, and further ones by name.
         min_windows: least number of training windows; the held-out part needs a tenth.
         holdout: share of held-out episodes, for evaluation.
+        batch_size: windows of an update.
+        steps: number of updates.
+        lr: learning rate.
+        warmup: updates over which the learning rate rises linearly.
+        weight_decay: AdamW's.
+        clip_norm: bound of the gradient's global norm.
+        ema_decay: of the moving average of the weights.
+        log_every: updates between log entries.
+        save_every: updates between checkpoints.
 
     Returns:
         Denoising errors of both parts, `steps`, `parameters` and `wall_s`, seconds in this process.

@@ -13,6 +13,14 @@ class ActionFacts:
     """Meaning of an action, as `robopolicy.core.types.ActionSpec`; None: taken from the file.
 
     `units`, `low`, `high`: one for each channel, or one for all. `gripper`: the channel's index, or "none".
+
+    Args:
+        names: of the channels.
+        frame: in which the action is meant, e.g. base or world.
+        tcp: name of the point that moves.
+        rotation: how turns are written, e.g. rotvec or none.
+        reference: of relative actions: commanded or measured.
+        gripper_meaning: what the gripper's numbers mean.
     """
 
     names: tuple[str, ...] | None = None
@@ -35,6 +43,9 @@ class Hdf5Options:
     `observation.state`, in this order; (): the format's usual ones, or all. `names`: name the entries of the state
     after their keys; False leaves them without names. `cameras`: names of the images to convert. `filter`: a filter
     key of robomimic, such as "train". `clip`: the simulator clamped actions to the limits.
+
+    Args:
+        action: meaning of the actions.
     """
 
     task: str | None = None

@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 import torch
 
+from robopolicy.config.schema import Count
 from robopolicy.core.errors import CheckpointError
 from robopolicy.core.types import BASE_ACTION, IMAGES, TASK, Feature
 from robopolicy.policies.find import find_policy, is_ours
@@ -18,6 +19,7 @@ from robopolicy.policies.lerobot.flow import STEPS, LeRobotFlow
 from robopolicy.policies.lerobot.load import PROCESSORS
 from robopolicy.policies.lerobot.metadata import annotate_policy
 from robopolicy.utils.storage import new_directory, write_tensors
+from robopolicy.utils.threads import set_threads
 
 
 def export(
@@ -26,6 +28,7 @@ def export(
     out: Path,
     which: Literal["latest", "best"] = "latest",
     format: Literal["native", "robopolicy"] | None = None,
+    threads: Count | None = None,
 ) -> Path:
     """Write a checkpoint as a LeRobot policy directory.
 
@@ -33,11 +36,14 @@ def export(
         format: "robopolicy": LeRobot's plugin type of that name. The directory holds our policy unchanged, in policy/,
             and LeRobot's config and processors, which do nothing. "native": LeRobot's own type, for its policies that
             were fine-tuned through their chain. None: native where possible.
+        checkpoint: run directory, checkpoint or policy directory. out: the new directory.
+        which: newest or best checkpoint of a run directory. threads: of torch; None: torch's choice.
 
     Raises:
         CheckpointError: the checkpoint is LeRobot's already or cannot be loaded, LeRobot has no type for it, or `out`
             exists.
     """
+    set_threads(threads)
     folder = find_policy(checkpoint, which=which)
     if not is_ours(folder):
         raise CheckpointError(f"{checkpoint}: is a policy of LeRobot already; its commands run it as it is")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from robopolicy.cli.main import find_verb
+from robopolicy.cli.verbs import find_verb
 from robopolicy.config.compose import compose
 from robopolicy.config.instantiate import arguments_for
 from robopolicy.core.errors import ConfigError

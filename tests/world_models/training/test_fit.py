@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from robopolicy.cli.main import find_verb, main
+from robopolicy.cli.main import main
+from robopolicy.cli.verbs import find_verb
 from robopolicy.config.compose import compose
 from robopolicy.config.schema import TARGET
 from robopolicy.core.errors import CheckpointError, ConfigError, DataError, SpecError

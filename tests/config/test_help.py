@@ -1,0 +1,35 @@
+"""help.py: every key of every group is explained in one line."""
+
+from __future__ import annotations
+
+import pytest
+
+from robopolicy.cli.verbs import VERBS, find_verb
+from robopolicy.config.compose import compose, group_options
+from robopolicy.config.help import meanings, verb_help
+from robopolicy.config.hydra_configs import choices
+from robopolicy.core.trees import flatten
+
+WITH_CONFIG = [name for name, verb in VERBS.items() if verb.config]
+
+
+@pytest.mark.parametrize("name", WITH_CONFIG)
+def test_every_key_has_its_line(name: str) -> None:
+    verb = find_verb(name)
+    groups = {group.split("@")[0] for group in choices(verb.file)}
+    for choice in ["", *(f"{g}={o}" for g, options in group_options().items() if g in groups for o in options)]:
+        if choice.startswith("network="):
+            continue  # chosen by the policies
+        config = compose(verb, [choice] if choice else [], checked=False)
+        about = meanings(verb, config)
+        unexplained = [k for k in flatten(config) if not k.rpartition(".")[2].startswith("_") and not about.get(k)]
+        assert unexplained == [], f"{name} {choice}: add them to Args: of the constructor"
+
+
+def test_help_shows_groups_keys_values_and_meanings() -> None:
+    text = verb_help(find_verb("train"), ["algo=residual", "loop.total_steps=77"])
+    assert "  algo\n" in text and "    residual " in text
+    line = next(line for line in text.splitlines() if line.strip().startswith("loop.total_steps "))
+    assert line.split(maxsplit=2)[1:] == ["77", meanings(find_verb("train"), {"loop": {"_target_": "off_policy",
+                                                                                      "total_steps": 1}})
+                                          ["loop.total_steps"]]  # fmt: skip
