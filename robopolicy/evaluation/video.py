@@ -34,6 +34,7 @@ class FilmOptions(TypedDict, total=False):
 
     deterministic: bool  # as it was in the evaluation
     strict: bool  # default True; False leaves out, with a warning, an episode that runs otherwise than on record
+    camera: str | None  # of the task; None: its first one
     width: int  # pixels of one picture
     height: int
 
@@ -98,11 +99,11 @@ def film_pairs(
 
 def _film(
     policy: Policy, env: VecEnv, rows: EpisodeTable, out: Path, *, seeds: list[int], label: str,
-    deterministic: bool = False, strict: bool = True, width: int = 320, height: int = 240,
+    deterministic: bool = False, strict: bool = True, camera: str | None = None, width: int = 320, height: int = 240,
 ) -> list[dict[str, Any]]:  # fmt: skip
     """Film `seeds`; index entries of the films, in the order of the seeds."""
     if not isinstance(env, Renderable):
-        raise SpecError(f"{env.spec.id}: cannot be filmed, it has no render(index, width=…, height=…)")
+        raise SpecError(f"{env.spec.id}: cannot be filmed, it has no render(index, camera=…, width=…, height=…)")
     if len(rows) and set(rows.frame["digest"]) != {env.spec.digest}:
         raise SpecError(
             f"{env.spec.id}: the rows belong to digest {sorted(set(rows.frame['digest']))}, this task has "
@@ -124,7 +125,7 @@ def _film(
 
         def watch(wrapped: VecEnv, running: list[Running]) -> None:
             for slot, seed, step in running:
-                picture = wrapped.render(slot, width=width, height=height)  # type: ignore[attr-defined]
+                picture = wrapped.render(slot, camera=camera, width=width, height=height)  # type: ignore[attr-defined]
                 text = f"{label + '  ' if label else ''}seed {seed}  step {step + 1}/{entries[seed]['length']}"
                 writers[seed].add(burn(picture, text, mark=entries[seed]["outcome"], good=good[seed]))
 
