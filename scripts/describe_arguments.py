@@ -139,8 +139,11 @@ def spelled(annotation: Any) -> str:
 # ---- docs --------------------------------------------------------------------------------------------------------
 
 
-def sources(target: Any) -> list[Any]:
-    """Where the docs of a target's keys stand: itself, its bases, and those to whom it passes keywords on."""
+def sources(target: Any, seen: tuple[Any, ...] = ()) -> list[Any]:
+    """Where the docs of a target's keys stand: itself, its bases, and those to whom it passes keywords on.
+
+    `seen`: targets that pass keywords on to this one.
+    """
     found = [target, *(inspect.getmro(target)[1:-1] if inspect.isclass(target) else ())]
     if inspect.isclass(target):
         found.append(target.__init__)
@@ -150,7 +153,7 @@ def sources(target: Any) -> list[Any]:
             if typing.get_origin(hint) is typing.Unpack:
                 found.append(typing.get_args(hint)[0])
     for callee in getattr(target, "forwards_to", lambda given: ())({}):
-        found += [] if callee in found else sources(callee)
+        found += [] if callee in (target, *seen) else sources(callee, (target, *seen))
     return found
 
 

@@ -5,7 +5,8 @@ bootstrap; squared errors are averaged per head; n-step windows end with the epi
 
 The penalty λ·mean(u²) keeps an immature critic from moving the policy below its base. λ falls geometrically. The
 residual grows most during the last factor of ten, which so takes as long as the first: the critic sees new actions
-before larger ones are taken.
+before larger ones are taken. With `confidence` the actor climbs a lower bound of the gain over the base in place of the
+mean: heads that disagree about an action, as they do about one that was never taken, then pull nowhere.
 """
 
 from __future__ import annotations
@@ -48,6 +49,11 @@ class ResidualTD3:
         actor_lr: learning rate of the residual.
         critic_lr: learning rate of the ensemble.
         gripper_hold: steps of a forced gripper command.
+        confidence: deviations of the heads' gains Q(s, a) − Q(s, base) that are taken off their mean, at each state; 0:
+            the actor climbs the mean of Q.
+        average: rate at which the weights that act follow the actor's (1 − decay of an exponential average); 1: they
+            are the actor's.
+        actor_warmup: actor steps in which its learning rate rises linearly from 0.
 
     Raises:
         ConfigError: target_subset is larger than the ensemble; a gripper_rate, and no action is a gripper's.
@@ -73,6 +79,9 @@ class ResidualTD3:
         penalty_final: Positive = 0.003,
         penalty_steps: Natural = 8_000,
         grad_clip: Positive = 10.0,
+        confidence: NonNegative = 0.0,
+        average: Fraction = 1.0,
+        actor_warmup: Natural = 0,
         seed: int = 0,
     ) -> None:
         self.policy, self.device, layout = policy, policy.low.device, policy.layout
@@ -83,7 +92,8 @@ class ResidualTD3:
                 f"algo.target_subset: expected at most algo.critic.heads={self.critic.heads}, found {target_subset}"
             )
         self.target = copy.deepcopy(self.critic).requires_grad_(False)
-        self.actor_params = list[Tensor](policy.net.parameters())
+        self.actor = policy.net if average == 1.0 else copy.deepcopy(policy.net)
+        self.actor_params = list[Tensor](self.actor.parameters())
         self.critic_params = list[Tensor](self.critic.parameters())
         self.target_params = list[Tensor](self.target.parameters())
         self.actor_optim = torch.optim.Adam(self.actor_params, lr=actor_lr, fused=True)
@@ -99,9 +109,10 @@ class ResidualTD3:
         self.gripper_rate, self.gripper_hold = gripper_rate, gripper_hold
         self.forced_gripper_steps = torch.zeros(0, dtype=torch.int64)  # [N] with the sign of u
         self.penalty, self.penalty_final, self.penalty_steps = penalty, penalty_final, penalty_steps
-        self.grad_clip = grad_clip
+        self.grad_clip, self.confidence, self.average = grad_clip, confidence, average
+        self.actor_lr, self.actor_warmup = actor_lr, actor_warmup
         self.generator = torch.Generator().manual_seed(seed)
-        self.updates = 0
+        self.updates = self.actor_updates = 0
 
     @torch.no_grad()
     def explore(self, obs: Obs, *, warmup: bool) -> Tensor:
@@ -173,17 +184,30 @@ class ResidualTD3:
         }
 
     def _update_actor(self, state: Tensor, base_action: Tensor, weight: float) -> Metrics:
-        u = self.policy.residual(state, base_action)
-        q = self.critic(state, self.policy.combine(base_action, u)).mean()
+        u = torch.tanh(self.actor(torch.cat([state, base_action], dim=-1)))
+        q = self.critic(state, self.policy.combine(base_action, u))  # [E B]
         size = u.square().mean()
-        loss = weight * size - q
+        climbed, metrics = q.mean(), {"actor/q": q.detach().mean()}
+        if self.confidence:
+            with torch.no_grad():
+                q_base = self.critic(state, self.policy.combine(base_action, torch.zeros_like(u)))
+            mean, deviation = (q - q_base).mean(dim=0), (q - q_base).std(dim=0)  # [B]
+            climbed = (mean - self.confidence * deviation).mean()
+            metrics |= {"actor/gain": mean.detach().mean(), "actor/gain_deviation": deviation.detach().mean()}
+        loss = weight * size - climbed
         self.actor_optim.zero_grad(set_to_none=True)
         # `inputs` skips the gradients of the critic's parameters. A fused optimiser needs each gradient in its
         # parameter's memory layout, which `backward` gives and `torch.autograd.grad` does not.
         torch.autograd.backward(loss, inputs=self.actor_params)
         nn.utils.clip_grad_norm_(self.actor_params, self.grad_clip)
+        if self.actor_warmup:  # Adam's first steps are full steps in directions that are hardly known
+            self.actor_updates += 1
+            self.actor_optim.param_groups[0]["lr"] = self.actor_lr * min(1.0, self.actor_updates / self.actor_warmup)
         self.actor_optim.step()
-        return {"actor/q": q.detach(), "actor/residual_sq": size.detach(), "actor/penalty": weight}
+        if self.average < 1.0:
+            with torch.no_grad():
+                torch._foreach_lerp_(list(self.policy.net.parameters()), self.actor_params, self.average)
+        return {**metrics, "actor/residual_sq": size.detach(), "actor/penalty": weight}
 
     def _randn(self, shape: torch.Size) -> Tensor:
         return torch.randn(shape, generator=self.generator).to(self.device)
@@ -191,21 +215,25 @@ class ResidualTD3:
     def state_dict(self) -> dict[str, Any]:
         return {
             "policy": self.policy.net.state_dict(),
+            "actor": self.actor.state_dict() if self.average < 1.0 else {},
             "critic": self.critic.state_dict(),
             "target": self.target.state_dict(),
             "actor_optim": optimizer_state(self.actor_optim),
             "critic_optim": optimizer_state(self.critic_optim),
             "generator": self.generator.get_state(),
             "updates": self.updates,
+            "actor_updates": self.actor_updates,
             "forced_gripper_steps": self.forced_gripper_steps,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.policy.net.load_state_dict(state["policy"])
+        if self.average < 1.0:
+            self.actor.load_state_dict(state["actor"])
         self.critic.load_state_dict(state["critic"])
         self.target.load_state_dict(state["target"])
         load_optimizer_state(self.actor_optim, state["actor_optim"])
         load_optimizer_state(self.critic_optim, state["critic_optim"])
         self.generator.set_state(state["generator"])
-        self.updates = int(state["updates"])
+        self.updates, self.actor_updates = int(state["updates"]), int(state.get("actor_updates", 0))
         self.forced_gripper_steps = state["forced_gripper_steps"]

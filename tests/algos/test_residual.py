@@ -489,3 +489,62 @@ def test_at_rate_zero_no_number_is_drawn_for_the_gripper_and_runs_stay_what_they
 def test_a_gripper_that_is_not_there_cannot_be_taken():
     with pytest.raises(ConfigError, match=r"algo\.gripper_rate=0\.1: none of the actions .* is a gripper's"):
         make(gripper_rate=0.1)
+
+
+class Disagreeing(torch.nn.Module):
+    """Heads that are linear in the action: all see a gain along the first axis, they disagree along the second."""
+
+    heads = 3
+
+    def forward(self, state, action, heads=None):
+        return torch.stack([action[:, 0] + slope * action[:, 1] for slope in (-3.0, 0.0, 9.0)])
+
+
+def climb(**kw):
+    policy, algo, _ = make(penalty=0.0, policy_delay=1, actor_lr=3e-3, **kw)
+    algo.critic = Disagreeing()
+    batch = batch_of(policy, 64)
+    state, base = policy.features(batch.obs)
+    for _ in range(200):
+        algo._update_actor(state, base, 0.0)
+    return policy, algo, policy.residual(state, base).detach().mean(dim=0)
+
+
+def test_with_confidence_the_actor_leaves_the_base_only_where_the_heads_agree():
+    _, _, u = climb()
+    assert (u > 0.9).all(), "their mean rises along both axes"
+    _, _, u = climb(confidence=1.0)
+    assert u[0] > 0.9 and abs(u[1]) < 0.1
+
+
+def test_what_acts_follows_the_actor_by_an_average():
+    policy, algo, u = climb(average=0.01)
+    raw = torch.nn.utils.parameters_to_vector(algo.actor.parameters())
+    acting = torch.nn.utils.parameters_to_vector(policy.net.parameters())
+    assert 0.0 < (raw - acting).norm() < raw.norm() and 0.0 < u[0] < 0.99
+    before = acting.clone()
+    state, base = policy.features(batch_of(policy).obs)
+    algo._update_actor(state, base, 0.0)
+    raw = torch.nn.utils.parameters_to_vector(algo.actor.parameters())
+    after = torch.nn.utils.parameters_to_vector(policy.net.parameters())
+    assert torch.allclose(after, before + 0.01 * (raw - before), atol=1e-6)
+
+
+def test_the_learning_rate_of_the_actor_rises_from_zero():
+    policy, algo, _ = make(actor_warmup=4, actor_lr=1e-3)
+    state, base = policy.features(batch_of(policy).obs)
+    rates = [algo._update_actor(state, base, 1.0) and algo.actor_optim.param_groups[0]["lr"] for _ in range(6)]
+    assert rates == pytest.approx([0.25e-3, 0.5e-3, 0.75e-3, 1e-3, 1e-3, 1e-3])
+
+
+def test_a_run_with_an_averaged_actor_goes_on_as_if_it_had_not_stopped():
+    kept = MemoryCheckpoints()
+    settings = dict(confidence=1.0, average=0.05, actor_warmup=10)
+    whole, algo, env = make(**settings)
+    loop(algo, env, MemoryCheckpoints(), save_every=200)
+    _, algo, env = make(**settings)
+    loop(algo, env, kept, total_steps=200, save_every=200)
+    resumed, algo, env = make(**settings)
+    loop(algo, env, kept, save_every=200)
+    for a, b in zip(whole.net.parameters(), resumed.net.parameters(), strict=True):
+        assert torch.equal(a, b)
