@@ -9,7 +9,7 @@ import torch
 
 import robopolicy as rp
 from robopolicy.core.types import ActionSpec, Feature
-from robopolicy.datasets.lerobot_reader import DatasetWriter
+from robopolicy.datasets.lerobot_writer import DatasetWriter
 
 SMALL = "--small" in sys.argv  # shows that it runs, and learns nothing
 DT = 0.1  # s from one frame to the next

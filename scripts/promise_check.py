@@ -42,7 +42,7 @@ def main() -> None:
         if promise["kind"] == "command" and (context := split(promise["words"])):
             own.setdefault(promise["page"], []).append(context)
     if sys.argv[1] == "keys":
-        answers: dict[str, Any] = {p["id"]: flat(split(p["words"]) or ("doctor",)) for p in asked}
+        answers: dict[str, Any] = {p["id"]: flat(split(p["words"])) for p in asked}
     else:
         answers = {p["id"]: verdict(p, own.get(p["page"], [])) for p in asked}
     print("\n" + json.dumps(answers, default=str))
@@ -114,7 +114,10 @@ def needed(verb: str) -> list[str]:
 
 
 @functools.cache
-def flat(context: Context) -> dict[str, Any]:
+def flat(context: Context | None) -> dict[str, Any]:
+    """Return the keys of a composed command; none where it has no config, or does not compose."""
+    if context is None:
+        return {}
     try:
         return flatten(compose(find_verb(context[0]), context[1:], checked=False))
     except RobopolicyError:

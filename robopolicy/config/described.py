@@ -6,6 +6,7 @@ import functools
 import importlib.metadata
 import inspect
 import json
+import sys
 import types
 from collections.abc import Mapping
 from pathlib import Path
@@ -52,6 +53,7 @@ class Described:
             name, package = arguments.get(rule["key"]), rule["package"]
             newer = package and installed(package) not in (None, rule["version"])
             more = newer or (package and importlib.metadata.entry_points(group=f"{package}.envs"))
+            more = more or package in sys.modules  # this process may have registered names of its own
             if isinstance(name, str) and name not in rule["known"] and not more:
                 whose = f"{package} {rule['version']}" if package else "robopolicy"
                 found.append(

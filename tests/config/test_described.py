@@ -37,11 +37,19 @@ def test_the_file_says_what_the_constructors_say() -> None:
         ({"_target_": "native", "task": "pik"}, "task.task"),
     ],
 )
-def test_an_unknown_task_of_a_suite_is_named(node: dict[str, Any], key: str) -> None:
+def test_an_unknown_task_of_a_suite_is_named(node: dict[str, Any], key: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for package in ("gymnasium", "gymnasium_robotics"):
+        monkeypatch.delitem(sys.modules, package, raising=False)
     found = described.resolve(node, "task", "task").problems(node, "task")
     assert [p for p in found if p.startswith(f"{key}=")]
     right = {**node, key.partition(".")[2]: {"task.suite": "libero_10"}.get(key, _first(node, key))}
     assert not [p for p in described.resolve(right, "task", "task").problems(right, "task") if p.startswith(key)]
+
+
+def test_names_that_a_program_registers_are_left_to_gymnasium(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "gymnasium", sys)
+    node = {"_target_": "gymnasium", "name": "Mine-v0"}
+    assert described.resolve(node, "task", "task").problems(node, "task") == []
 
 
 def _first(node: dict[str, Any], key: str) -> str:

@@ -14,12 +14,14 @@ import torch
 h5py = pytest.importorskip("h5py")
 
 from robopolicy.core.errors import ConfigError, DataError  # noqa: E402
+from robopolicy.core.specs import ActionSpec  # noqa: E402
 from robopolicy.datasets.hdf5 import contents  # noqa: E402
 from robopolicy.datasets.hdf5.actions import known_actions  # noqa: E402
 from robopolicy.datasets.hdf5.convert import find_hdf5  # noqa: E402
 from robopolicy.datasets.hdf5.options import ActionFacts, Hdf5Options  # noqa: E402
 from robopolicy.datasets.lerobot_reader import load_episodes  # noqa: E402
 from robopolicy.real.datasets.convert import convert  # noqa: E402
+from robopolicy.sim.suites.base import unit_action  # noqa: E402
 from tests.datasets import hdf5_files as files  # noqa: E402
 
 pytestmark = pytest.mark.xdist_group("lerobot")
@@ -259,9 +261,8 @@ def test_actions_mean_what_the_suite_of_the_same_name_says(suite: str, facts: di
     module = ast.parse((Path(__file__).parents[2] / "sim" / "suites" / f"{suite}.py").read_text())
     (call,) = [n.value for n in module.body if isinstance(n, ast.Assign) and ast.unparse(n.targets[0]) == "ACTION"]
     assert isinstance(call, ast.Call)
-    there = {str(k.arg): k.value for k in call.keywords}
-    assert set(there) == set(facts)
-    for key in set(facts) - {"units", "low", "high"}:
-        assert ast.literal_eval(there[key]) == facts[key], key
-    assert [ast.unparse(there[k]) for k in ("units", "low", "high")] == ["('1',) * 7", "(-1.0,) * 7", "(1.0,) * 7"]
-    assert [facts[k] for k in ("units", "low", "high")] == [("1",), (-1.0,), (1.0,)]
+    meaning = {str(k.arg): ast.literal_eval(k.value) for k in call.keywords}
+    there = unit_action(*map(ast.literal_eval, call.args), **meaning)
+    for key, fact in facts.items():
+        assert getattr(there, key) == (fact * 7 if key in ("units", "low", "high") else fact), key
+    assert there == ActionSpec(**{k: v * 7 if k in ("units", "low", "high") else v for k, v in facts.items()})

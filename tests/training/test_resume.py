@@ -171,7 +171,7 @@ MOMENTS = [
     ("bc", "robopolicy.algos.bc.BC.update", 5, 5),
     ("bc", "robopolicy.training.builders.evaluate", 1, 25),
     ("bc", "robopolicy.runs.checkpointer.write_state", 1, 20),
-    ("residual", "robopolicy.training.off_policy.read_frames", 1, 0),
+    ("residual", "robopolicy.buffers.recorded_rollouts.read_frames", 1, 0),
     ("residual", "robopolicy.training.builders.evaluate", 1, 0),
     ("residual", "robopolicy.training.builders.evaluate", 2, 100),
     ("residual", "robopolicy.algos.residual.ResidualTD3.update", 1, 40),

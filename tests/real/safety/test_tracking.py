@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from robopolicy.real.recording.recorder import RecordedChain
-from robopolicy.real.recording.replay import _happen
+from robopolicy.real.recording.replay import EVENTS
 from robopolicy.real.safety import Mode, SafetyError, load_profile
 from robopolicy.real.safety.audit import model_of
 from robopolicy.real.safety.body import Body
@@ -99,7 +99,7 @@ def test_a_replayed_stop_is_on_the_way_too():
             rig.tick(rig.home + 1.0)
     for _ in range(10):
         live.chain.resume(live.chain.limiter.past(), 1)
-        _happen(replayed.chain, "resume", {k: v.tolist() for k, v in live.chain.limiter.state_dict().items()})
+        EVENTS["resume"](replayed.chain, {k: v.tolist() for k, v in live.chain.limiter.state_dict().items()})
     assert np.array_equal(live.chain.path_check.trail, replayed.chain.path_check.trail)
     assert np.ptp(live.chain.path_check.trail[-11:], axis=0).max() > 0.0
 

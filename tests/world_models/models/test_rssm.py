@@ -360,7 +360,7 @@ def test_world_model_report_shows_real_pictures_above_imagined_ones(data: Path, 
     real = drawn_at(torch.tensor(episode["real"]["state"]).T).short()  # of states with five digits
     assert (above - real).abs().max() <= 1, "all frames of an episode that has twelve"
     assert torch.equal(above[0], below[0]) and not torch.equal(above[1:], below[1:]), "both begin with the same frame"
-    page = imagination([read_run(tmp_path / "run")])
+    page = "".join(imagination([read_run(tmp_path / "run")]))
     assert page.count("data:image/png;base64,") == 1 and "front: signal to noise" in page
 
 
