@@ -16,6 +16,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -56,6 +57,9 @@ DATASETS = ("dataset=", "memory=", "--dataset.root=")
 CHECKPOINTS = ("checkpoint=", "base=", "a=", "b=", "teacher=")
 UNTIL_STOPPED = ("serve",)  # verbs that work until Ctrl-C, which ends them well
 OUTPUTS = ("out=", "run_dir=", "record=", "--out", "--output_dir=")
+
+
+LOCK = threading.Lock()  # what several blocks name is made by one
 
 
 class Failed(Exception):
@@ -174,13 +178,14 @@ class Sandbox:
 
     def _once(self, name: str, *commands: Sequence[str]) -> Path:
         at = self.shelf / re.sub(r"[^\w.]+", "_", name)
-        if not at.exists():
-            try:
-                for command in commands:
-                    self.run([w.replace("@AT", str(at)) for w in command], cwd=self.shelf)
-            except Failed:
-                shutil.rmtree(at, ignore_errors=True)
-                raise
+        with LOCK:
+            if not at.exists():
+                try:
+                    for command in commands:
+                        self.run([w.replace("@AT", str(at)) for w in command], cwd=self.shelf)
+                except Failed:
+                    shutil.rmtree(at, ignore_errors=True)
+                    raise
         return at
 
     def dataset(self, value: str, task: Sequence[str]) -> Path:

@@ -2,7 +2,7 @@
 
     python scripts/promises.py                      # all; about half an hour of one core
     python scripts/promises.py --only look pages    # look: compose, parse and look up, nothing runs
-    python scripts/promises.py --record             # writes docs/results/promises.json
+    python scripts/promises.py --jobs 2 --record    # writes docs/results/promises.json
 
 Pages of docs/bring_your_own and docs/lerobot.md run as they stand. Commands of other blocks run small
 (scripts/promise_runs.py), each block in a folder of its own. What prose says in passing is composed or looked up
@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import functools
+import itertools
 import re
 import shlex
 import signal
@@ -20,6 +21,8 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -29,6 +32,7 @@ from scripts.promise_list import AS_THEY_STAND, ELSEWHERE, Promise, collect, pla
 from scripts.promise_runs import Failed, Sandbox, Wheel, small
 
 ROOT = Path(__file__).resolve().parents[1]
+Work = Callable[[], None]
 PARTS = ("entry", "look", "pages", "run")
 GYMNASIUM = "import gymnasium as g; g.make('{0}').reset(seed=0); g.make_vec('{0}', 2).reset(seed=0)"
 LEROBOT = (
@@ -58,6 +62,7 @@ def main() -> int:
     parser.add_argument("--only", nargs="+", choices=PARTS, default=PARTS)
     parser.add_argument("--pages", default="", help="a part of the names of pages")
     parser.add_argument("--timeout", type=float, default=600, help="of one command, in seconds")
+    parser.add_argument("--jobs", type=int, default=1, help="blocks that run at the same time")
     parser.add_argument("--record", action="store_true", help="write docs/results/promises.json")
     options = parser.parse_args()
     if options.record and (set(options.only) != set(PARTS) or options.pages):
@@ -66,8 +71,9 @@ def main() -> int:
     promises = [p for p in collect() if options.pages in p.page]
     with tempfile.TemporaryDirectory(prefix="promises") as name:
         kept = Keeper(Wheel(Path(name)), promises, options.timeout)
-        for part in options.only:
-            getattr(kept, part)()
+        with ThreadPoolExecutor(options.jobs) as pool:
+            for part in options.only:
+                list(pool.map(lambda work: work(), getattr(kept, part)()))
     for promise, why in kept.failed.items():
         print(f"FAILED {promise}\n       {why}")
     for promise, why in kept.not_run.items():
@@ -86,21 +92,22 @@ def main() -> int:
 
 
 class Keeper:
-    """Tries promises, part by part, and remembers what came of them."""
+    """Tries promises, part by part, and remembers what came of them.
+
+    A part yields what may run at the same time.
+    """
 
     def __init__(self, wheel: Wheel, promises: list[Promise], timeout: float) -> None:
         self.wheel, self.promises, self.timeout = wheel, promises, timeout
         self.seen: set[str] = set()
         self.failed: dict[str, str] = {}
         self.not_run: dict[str, str] = {}
-        self._boxes = 0
+        self._boxes = itertools.count(1)
         (wheel.folder / "shelf").mkdir()
 
     def box(self) -> Sandbox:
-        self._boxes += 1
-        return Sandbox(
-            self.wheel.folder / f"box{self._boxes}", self.wheel.folder / "shelf", self.wheel.env, self.timeout
-        )
+        folder = self.wheel.folder
+        return Sandbox(folder / f"box{next(self._boxes)}", folder / "shelf", self.wheel.env, self.timeout)
 
     def judge(self, promise: object, why: str) -> None:
         self.seen.add(str(promise))
@@ -120,7 +127,7 @@ class Keeper:
 
     # ---- the parts -------------------------------------------------------------------------------------------
 
-    def entry(self) -> None:
+    def entry(self) -> Iterator[Work]:
         """Console script, module, help of every verb, and what other packages find by entry points."""
         box = self.box()
         said = subprocess.run(["robopolicy", "--help"], env=self.wheel.env, capture_output=True, text=True, check=True)
@@ -135,9 +142,9 @@ class Keeper:
             *(["python", "-c", GYMNASIUM.format(id)] for id in ids),
             ["python", "-c", LEROBOT],
         ):  # fmt: skip
-            self.attempt(f"entry point: {shlex.join(command)}", box, command)
+            yield functools.partial(self.attempt, f"entry point: {shlex.join(command)}", box, command)
 
-    def look(self) -> None:
+    def look(self) -> Iterator[Work]:
         """Compose, parse and look up, without running anything."""
         inside = [p for p in self.promises if p.kind in ("option", "key", "import", "name") or p.ours]
         answers = self.wheel.ask(inside, "verdict")
@@ -160,7 +167,7 @@ class Keeper:
             elif promise.kind == "command" and promise.why_not:
                 self.not_run[str(promise)] = promise.why_not
             elif promise.kind == "command" and promise.text.startswith("python "):
-                self.parse(promise)
+                yield functools.partial(self.parse, promise)
 
     def parse(self, promise: Promise) -> None:
         """The arguments of a script are parsed, and it stops there."""
@@ -183,31 +190,36 @@ class Keeper:
         missing = [f for f in flags if f not in known]
         return f"unknown: {missing}" if missing else ""
 
-    def pages(self) -> None:
+    def pages(self) -> Iterator[Work]:
         """Pages that run as they stand: their Python, files and commands, in order."""
         for page in dict.fromkeys(p.page for p in self.promises if AS_THEY_STAND.fullmatch(p.page)):
-            box = self.box()
-            box.env["PYTHONPATH"] = str(box.folder)
-            for number, (kind, code) in enumerate(programs((ROOT / page).read_text())):
-                if kind not in ("python", "bash"):
-                    (box.folder / kind).parent.mkdir(parents=True, exist_ok=True)
-                    (box.folder / kind).write_text(code)
-                    continue
-                program = box.folder / f"program{number}"
-                program.write_text(code if kind == "python" else f"set -e\n{code}")
-                self.attempt(f"{page}: {kind} {number}: {code.strip().splitlines()[-1]}", box, [kind, program.name])
+            yield functools.partial(self.page, page)
 
-    def run(self) -> None:
+    def page(self, page: str) -> None:
+        box = self.box()
+        box.env["PYTHONPATH"] = str(box.folder)
+        for number, (kind, code) in enumerate(programs((ROOT / page).read_text())):
+            if kind not in ("python", "bash"):
+                (box.folder / kind).parent.mkdir(parents=True, exist_ok=True)
+                (box.folder / kind).write_text(code)
+                continue
+            program = box.folder / f"program{number}"
+            program.write_text(code if kind == "python" else f"set -e\n{code}")
+            self.attempt(f"{page}: {kind} {number}: {code.strip().splitlines()[-1]}", box, [kind, program.name])
+
+    def run(self) -> Iterator[Work]:
         """Commands of blocks, small."""
         chosen = [p for p in self.promises if p.ours and p.block >= 0]
         keys = self.wheel.ask(chosen, "keys")
-        boxes: dict[tuple[str, int], Sandbox] = {}  # by page and block
-        for promise in chosen:
+        for _, block in itertools.groupby(chosen, lambda p: (p.page, p.block)):
+            yield functools.partial(self.block, list(block), keys)
+
+    def block(self, promises: Sequence[Promise], keys: Mapping[str, Mapping[str, object]]) -> None:
+        box = self.box()
+        for promise in promises:
             if promise.why_composed:
                 self.not_run[str(promise)] = f"composed alone: {promise.why_composed}"
                 continue
-            place = (promise.page, promise.block)
-            box = boxes[place] = boxes.get(place) or self.box()
             command = words(promise.text)
             try:
                 box.provide(command)
