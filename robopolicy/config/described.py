@@ -53,8 +53,8 @@ class Described:
             name, package = arguments.get(rule["key"]), rule["package"]
             newer = package and installed(package) not in (None, rule["version"])
             more = newer or (package and importlib.metadata.entry_points(group=f"{package}.envs"))
-            more = more or package in sys.modules  # this process may have registered names of its own
-            if isinstance(name, str) and name not in rule["known"] and not more:
+            own = getattr(sys.modules.get("gymnasium"), "registry", ()) if rule["key"] == "name" else ()
+            if isinstance(name, str) and name not in rule["known"] and name not in own and not more:
                 whose = f"{package} {rule['version']}" if package else "robopolicy"
                 found.append(
                     f"{where}.{rule['key']}={name!r}: {whose} has no such name. {closest(name, rule['known'])}"
