@@ -21,6 +21,7 @@ from rich.console import Console
 
 from robopolicy.runs import logger
 from robopolicy.runs.logger import Tracker, TrackerError, auto_mode
+from robopolicy.world_models.evaluation.world_model_report import write_world_model_report
 
 
 def rows(path: Path) -> list[dict[str, Any]]:
@@ -114,6 +115,8 @@ def test_a_training_on_a_fresh_install_is_logged_to_wandb_offline(tmp_path: Path
     assert [row["step"] for row in rows(tmp_path / "run")] == [2, 4]
     assert same_numbers(tmp_path / "run")
     assert any(key.startswith("train/") for key in logged(tmp_path / "run")[0])
+    assert any(path.is_symlink() for path in (tmp_path / "run" / "wandb").rglob("*")), "wandb's own, into its cache"
+    assert write_world_model_report(run_dir=tmp_path / "run") is None, "it is read all the same; no world model in it"
 
 
 def test_offline_runs_keep_their_id_and_online_without_a_login_is_refused_not_asked_for(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from robopolicy.config.schema import TARGET, Count
 from robopolicy.core.errors import CheckpointError, ConfigError, SpecError
 from robopolicy.core.rng import episode_seeds
 from robopolicy.core.types import IMAGES, STATE, TASK, Obs
-from robopolicy.core.untrusted import check_links, parse_json, read_bytes, read_json, refusing
+from robopolicy.core.untrusted import WANDB, check_links, parse_json, read_bytes, read_json, refusing
 from robopolicy.datasets.episodes import concatenate
 from robopolicy.evaluation import video
 from robopolicy.policies.base import Policy
@@ -58,7 +58,7 @@ def write_world_model_report(*, run_dir: Path, episodes: Count = 3) -> Path | No
         RobopolicyError: model, policy or data are missing or do not fit together; the run has a link out of its
             folder, or an invalid config.
     """
-    check_links(run_dir, where=str(run_dir), error=ConfigError)
+    check_links(run_dir, apart=WANDB, where=str(run_dir), error=ConfigError)
     with refusing(f"{run_dir}: its world", ConfigError):
         return _write_report(run_dir, episodes)
 
