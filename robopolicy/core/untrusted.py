@@ -339,11 +339,18 @@ def checked[T](kind: type[T] | pydantic.TypeAdapter[T], data: Any, where: str, *
     try:
         return adapter.validate_json(json.dumps(data), strict=True)
     except pydantic.ValidationError as why:
-        problems = [
-            f"{'.'.join(map(str, e['loc'])) or 'it'}: {e['msg']}, found {_short(e['input'])}" for e in why.errors()
-        ]
+        problems = [f"{'.'.join(map(str, e['loc'])) or 'it'}: {_wrong(e, adapter)}" for e in why.errors()]
         more = f"\n  - and {len(problems) - 5} more" if len(problems) > 5 else ""
         raise error(f"{where} is damaged:\n  - " + "\n  - ".join(problems[:5]) + more) from None
+
+
+def _wrong(error: Any, adapter: pydantic.TypeAdapter[Any]) -> str:
+    """Describe a wrong value; for an unknown key, name the closest keys of all models."""
+    if error["type"] not in ("extra_forbidden", "unexpected_keyword_argument"):
+        return f"{error['msg']}, found {_short(error['input'])}"
+    schema = adapter.json_schema()
+    models = [schema, *schema.get("$defs", {}).values()]
+    return f"unknown key. {closest(str(error['loc'][-1]), {k for m in models for k in m.get('properties', ())})}"
 
 
 def check_types(data: Mapping[str, Any], known: Mapping[str, type], where: str, error: Error) -> None:

@@ -76,11 +76,11 @@ def test_results_and_folders_of_before_stay(tmp_path: Path) -> None:
         with removed_if_nothing_came(path):
             path.mkdir(parents=True, exist_ok=True)
             (path / file).touch()
-            raise ValueError
+            raise ValueError("it failed")
 
     (tmp_path / "old").mkdir()
     for path, file in ((tmp_path / "old", "config.yaml"), (tmp_path / "a" / "run", "metrics.jsonl")):
-        with pytest.raises(ValueError, match=""):
+        with pytest.raises(ValueError, match="it failed"):
             fail(path, file)
         assert [p.name for p in path.iterdir()] == [file]
 

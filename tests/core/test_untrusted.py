@@ -329,3 +329,14 @@ def test_this_module_needs_no_torch() -> None:
     """`robopolicy.real.safety` reads through it in processes that have none to spare."""
     text = Path(untrusted.__file__).read_text()
     assert "import torch" not in text and "from torch" not in text
+
+
+def test_a_typo_of_a_key_is_answered_with_the_closest_one() -> None:
+    class Inner(untrusted.Strict):
+        depth: int
+
+    class Outer(untrusted.Strict):
+        inner: Inner
+
+    with pytest.raises(CheckpointError, match=r"inner\.dept: .*'depth'"):
+        untrusted.checked(Outer, {"inner": {"depth": 1, "dept": 2}}, "here")
