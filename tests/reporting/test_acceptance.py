@@ -54,7 +54,7 @@ def test_criteria_on_other_fields_and_settings():
 def test_criteria_with_typos_are_named(tmp_path):
     path = tmp_path / "acceptance_criteria.json"
     path.write_text('[{"id": "a", "title": "A", "criteria": [{"text": "", "setting": "s", "metric": "m", "mim": 1}]}]')
-    with pytest.raises(DataError, match=r"acceptance_criteria\.json .*\n  - 0\.criteria\.0\.mim: Unexpected"):
+    with pytest.raises(DataError, match=r"acceptance_criteria\.json .*\n  - 0\.criteria\.0\.mim: unknown key"):
         read_goals(path)
     path.write_text('[{"id": "a", "title": "A", "criteria": [{"text": "", "setting": "s"}]}]')
     with pytest.raises(DataError, match=r"0\.criteria\.0\.metric: Field required"):

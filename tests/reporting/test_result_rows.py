@@ -76,7 +76,7 @@ def test_bad_files_are_named(tmp_path):
     (path,) = write([rate(490)], root=tmp_path)
     data = json.loads(path.read_text())
     path.write_text(json.dumps([{**data[0], "episode": 1}]))
-    with pytest.raises(DataError, match=r"pick\.json .*\n  - 0\.episode: Unexpected"):
+    with pytest.raises(DataError, match=r"pick\.json .*\n  - 0\.episode: unknown key"):
         read(path)
     path.write_text(json.dumps([{k: v for k, v in data[0].items() if k != "commit"}]))
     with pytest.raises(DataError, match=r"0\.commit: Field required"):
