@@ -15,14 +15,14 @@ import torch
 from torch import Tensor, nn
 
 from robopolicy.buffers.chunk_replay_buffer import ChunkBatch
-from robopolicy.config.schema import Count, Fraction, NonNegative, Positive
+from robopolicy.config.schema import Count, Fraction, Natural, NonNegative, Positive
 from robopolicy.core.errors import ConfigError, RobopolicyError, SpecError
 from robopolicy.core.types import Metrics
 from robopolicy.networks.critics import CriticEnsemble
 from robopolicy.policies.base import SEEN, Policy
 from robopolicy.policies.denoising import ChunkDenoiser
 from robopolicy.policies.normalizer import ACTION
-from robopolicy.utils.optim import load_optimizer_state, optimizer_state
+from robopolicy.utils.optim import AveragedAdam, load_optimizer_state, optimizer_state
 
 
 class ChunkLearner:
@@ -37,6 +37,8 @@ class ChunkLearner:
         pessimism: κ of the lower bound mean − κ·deviation over heads; None: their minimum.
         tau: rate at which the target follows.
         critic_lr, actor_lr, grad_norm: of the optimisers.
+        average: rate at which the policy's weights follow those that learn (1 − decay of an exponential average).
+        actor_warmup: policy steps in which its learning rate rises linearly from 0.
         noise_samples: noised copies of each chunk in a batch that the policy imitates.
 
     Raises:
@@ -59,6 +61,8 @@ class ChunkLearner:
         tau: Fraction = 0.02,
         critic_lr: Positive = 1e-3,
         actor_lr: Positive = 1e-4,
+        average: Fraction = 1.0,
+        actor_warmup: Natural = 0,
         grad_norm: Positive = 10.0,
         noise_samples: Count = 4,
         seed: int = 0,
@@ -80,14 +84,24 @@ class ChunkLearner:
         self.target = copy.deepcopy(self.critic).requires_grad_(False)
         self.critic_params = list[Tensor](self.critic.parameters())
         self.target_params = list[Tensor](self.target.parameters())
-        self.actor_params = list[Tensor](policy.finetuned_parameters())
+        self.learned = policy if average == 1.0 else self.own_copy(policy)  # `policy` acts and is its average
+        self.policy_params = list[Tensor](policy.finetuned_parameters())
+        self.actor_params = list[Tensor](self.learned.finetuned_parameters())
         self.critic_optim = torch.optim.Adam(self.critic_params, lr=critic_lr, fused=True)
-        self.actor_optim = torch.optim.Adam(self.actor_params, lr=actor_lr, fused=True)
+        self.actor_optim = AveragedAdam(
+            self.actor_params, self.policy_params, lr=actor_lr, average=average, warmup=actor_warmup
+        )
         self.pessimism, self.tau, self.grad_norm, self.noise_samples = pessimism, tau, grad_norm, noise_samples
         limits = torch.tensor([action.low, action.high], device=self.device)
         self.low, self.high = policy.normalizer.normalize(ACTION, limits)
         self.generator = torch.Generator().manual_seed(seed)
         self.updates = 0
+
+    @staticmethod
+    def own_copy(policy: ChunkDenoiser) -> ChunkDenoiser:
+        """Copy the fine-tuned weights; the frozen ones are shared."""
+        learned = {id(p) for p in policy.finetuned_parameters()}
+        return copy.deepcopy(policy, {id(p): p for p in policy.parameters() if id(p) not in learned})
 
     # -- chunks ------------------------------------------------------------------------------------------------------
     @torch.no_grad()
@@ -157,12 +171,15 @@ class ChunkLearner:
             return {}
         noise = torch.randn(chunk.shape, generator=self.generator).to(self.device)
         k = torch.randint(self.policy.finetuned_steps, (len(chunk),), generator=self.generator).to(self.device)
-        loss = self.policy.finetuned_loss(cond, chunk, weight, k=k, noise=noise)
+        loss = self.learned.finetuned_loss(cond, chunk, weight, k=k, noise=noise)
         norm = self._descend(loss, self.actor_params, self.actor_optim, "actor")
         return {"actor/imitation": float(loss.detach()), "actor/grad_norm": float(norm)}
 
-    def _descend(self, loss: Tensor, params: list[Tensor], optim: torch.optim.Optimizer, name: str) -> Tensor:
-        optim.zero_grad(set_to_none=True)
+    def _descend(
+        self, loss: Tensor, params: list[Tensor], optim: torch.optim.Optimizer | AveragedAdam, name: str
+    ) -> Tensor:
+        for parameter in params:
+            parameter.grad = None
         # Naming the inputs skips the gradients of everything else; see ResidualTD3 for why not by `grad`.
         torch.autograd.backward(loss, inputs=params)
         norm = nn.utils.clip_grad_norm_(params, self.grad_norm)
@@ -177,10 +194,10 @@ class ChunkLearner:
 
     def state_dict(self) -> dict[str, Any]:
         return {
-            "policy": [p.detach().clone() for p in self.actor_params],
+            "policy": [p.detach().clone() for p in self.policy_params],
             "critic": self.critic.state_dict(),
             "target": self.target.state_dict(),
-            "actor_optim": optimizer_state(self.actor_optim),
+            "actor_optim": self.actor_optim.state_dict(),
             "critic_optim": optimizer_state(self.critic_optim),
             "generator": self.generator.get_state(),
             "updates": self.updates,
@@ -188,11 +205,11 @@ class ChunkLearner:
 
     @torch.no_grad()
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        for parameter, saved in zip(self.actor_params, state["policy"], strict=True):
+        for parameter, saved in zip(self.policy_params, state["policy"], strict=True):
             parameter.copy_(saved)
         self.critic.load_state_dict(state["critic"])
         self.target.load_state_dict(state["target"])
-        load_optimizer_state(self.actor_optim, state["actor_optim"])
+        self.actor_optim.load_state_dict(state["actor_optim"])
         load_optimizer_state(self.critic_optim, state["critic_optim"])
         self.generator.set_state(state["generator"])
         self.updates = int(state["updates"])

@@ -10,7 +10,6 @@ improvement of its own samples follows the errors of an immature critic.
 
 from __future__ import annotations
 
-import copy
 from typing import Any
 
 import torch
@@ -56,9 +55,10 @@ class PARL(ChunkLearner):
         if keep > base_samples:
             raise ConfigError(f"algo.keep={keep}: expected at most algo.base_samples={base_samples}")
         super().__init__(policy, **options)
-        self.base = copy.deepcopy(self.policy)
+        self.base = self.own_copy(self.policy)
         self.began = self.base.finetuned_parameters()
-        self.base.requires_grad_(False)
+        for parameter in self.began:
+            parameter.requires_grad_(False)
         self.samples, self.base_samples, self.keep = samples, base_samples, keep
         self.temperature, self.policy_delay = temperature, policy_delay
         self.climb_steps, self.climb_size = climb_steps, climb_size

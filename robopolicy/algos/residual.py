@@ -24,7 +24,7 @@ from robopolicy.core.errors import ConfigError
 from robopolicy.core.types import BASE_ACTION, Metrics, Obs
 from robopolicy.networks.critics import CriticEnsemble
 from robopolicy.policies.residual import ResidualPolicy
-from robopolicy.utils.optim import load_optimizer_state, optimizer_state
+from robopolicy.utils.optim import AveragedAdam, load_optimizer_state, optimizer_state
 
 
 class ResidualTD3:
@@ -96,7 +96,9 @@ class ResidualTD3:
         self.actor_params = list[Tensor](self.actor.parameters())
         self.critic_params = list[Tensor](self.critic.parameters())
         self.target_params = list[Tensor](self.target.parameters())
-        self.actor_optim = torch.optim.Adam(self.actor_params, lr=actor_lr, fused=True)
+        self.actor_optim = AveragedAdam(
+            self.actor_params, list(policy.net.parameters()), lr=actor_lr, average=average, warmup=actor_warmup
+        )
         self.critic_optim = torch.optim.Adam(self.critic_params, lr=critic_lr, fused=True)
         self.target_subset, self.tau, self.policy_delay = target_subset, tau, policy_delay
         self.target_noise, self.target_noise_clip = target_noise, target_noise_clip
@@ -109,10 +111,9 @@ class ResidualTD3:
         self.gripper_rate, self.gripper_hold = gripper_rate, gripper_hold
         self.forced_gripper_steps = torch.zeros(0, dtype=torch.int64)  # [N] with the sign of u
         self.penalty, self.penalty_final, self.penalty_steps = penalty, penalty_final, penalty_steps
-        self.grad_clip, self.confidence, self.average = grad_clip, confidence, average
-        self.actor_lr, self.actor_warmup = actor_lr, actor_warmup
+        self.grad_clip, self.confidence = grad_clip, confidence
         self.generator = torch.Generator().manual_seed(seed)
-        self.updates = self.actor_updates = 0
+        self.updates = 0
 
     @torch.no_grad()
     def explore(self, obs: Obs, *, warmup: bool) -> Tensor:
@@ -195,18 +196,12 @@ class ResidualTD3:
             climbed = (mean - self.confidence * deviation).mean()
             metrics |= {"actor/gain": mean.detach().mean(), "actor/gain_deviation": deviation.detach().mean()}
         loss = weight * size - climbed
-        self.actor_optim.zero_grad(set_to_none=True)
+        self.actor_optim.adam.zero_grad(set_to_none=True)
         # `inputs` skips the gradients of the critic's parameters. A fused optimiser needs each gradient in its
         # parameter's memory layout, which `backward` gives and `torch.autograd.grad` does not.
         torch.autograd.backward(loss, inputs=self.actor_params)
         nn.utils.clip_grad_norm_(self.actor_params, self.grad_clip)
-        if self.actor_warmup:  # Adam's first steps are full steps in directions that are hardly known
-            self.actor_updates += 1
-            self.actor_optim.param_groups[0]["lr"] = self.actor_lr * min(1.0, self.actor_updates / self.actor_warmup)
         self.actor_optim.step()
-        if self.average < 1.0:
-            with torch.no_grad():
-                torch._foreach_lerp_(list(self.policy.net.parameters()), self.actor_params, self.average)
         return {**metrics, "actor/residual_sq": size.detach(), "actor/penalty": weight}
 
     def _randn(self, shape: torch.Size) -> Tensor:
@@ -215,25 +210,21 @@ class ResidualTD3:
     def state_dict(self) -> dict[str, Any]:
         return {
             "policy": self.policy.net.state_dict(),
-            "actor": self.actor.state_dict() if self.average < 1.0 else {},
             "critic": self.critic.state_dict(),
             "target": self.target.state_dict(),
-            "actor_optim": optimizer_state(self.actor_optim),
+            "actor_optim": self.actor_optim.state_dict(),
             "critic_optim": optimizer_state(self.critic_optim),
             "generator": self.generator.get_state(),
             "updates": self.updates,
-            "actor_updates": self.actor_updates,
             "forced_gripper_steps": self.forced_gripper_steps,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.policy.net.load_state_dict(state["policy"])
-        if self.average < 1.0:
-            self.actor.load_state_dict(state["actor"])
         self.critic.load_state_dict(state["critic"])
         self.target.load_state_dict(state["target"])
-        load_optimizer_state(self.actor_optim, state["actor_optim"])
+        self.actor_optim.load_state_dict(state["actor_optim"])
         load_optimizer_state(self.critic_optim, state["critic_optim"])
         self.generator.set_state(state["generator"])
-        self.updates, self.actor_updates = int(state["updates"]), int(state.get("actor_updates", 0))
+        self.updates = int(state["updates"])
         self.forced_gripper_steps = state["forced_gripper_steps"]

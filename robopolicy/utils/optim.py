@@ -1,4 +1,4 @@
-"""Help with PyTorch's optimisers: schedules, weight decay groups and their state."""
+"""Help with PyTorch's optimisers: schedules, weight decay groups, averaged weights and their state."""
 
 from __future__ import annotations
 
@@ -50,3 +50,44 @@ def load_optimizer_state(optimizer: torch.optim.Optimizer, state: dict[str, dict
                 "Resume with the version and config that it was saved under, or give a new run_dir."
             )
     optimizer.load_state_dict({**optimizer.state_dict(), "state": {int(i): v for i, v in state.items()}})
+
+
+class AveragedAdam:
+    """Adam whose learning rate rises linearly from 0, and an exponential average of the weights that it learns.
+
+    Args:
+        learned: weights that Adam changes.
+        acting: of the same shapes, they follow `learned`; the same tensors where `average` is 1.
+        average: rate at which they follow (1 − decay).
+        warmup: steps in which the learning rate rises: Adam's first steps are full steps in directions hardly known.
+    """
+
+    def __init__(
+        self, learned: list[Tensor], acting: list[Tensor], *, lr: float, average: float = 1.0, warmup: int = 0
+    ) -> None:
+        self.learned, self.acting, self.lr, self.average, self.warmup = learned, acting, lr, average, warmup
+        self.adam = torch.optim.Adam(learned, lr=lr, fused=True)
+        self.steps = 0
+
+    @torch.no_grad()
+    def step(self) -> None:
+        """Take one step on the gradients that are there; the average follows."""
+        self.steps += 1
+        if self.warmup:
+            self.adam.param_groups[0]["lr"] = self.lr * min(1.0, self.steps / self.warmup)
+        self.adam.step()
+        if self.average < 1.0:
+            torch._foreach_lerp_(self.acting, self.learned, self.average)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return all but the acting weights, which are the policy's."""
+        learned = [p.detach().clone() for p in self.learned] if self.average < 1.0 else []
+        return {"adam": optimizer_state(self.adam), "learned": learned, "steps": self.steps}
+
+    @torch.no_grad()
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Load the result of `state_dict`; the acting weights are the policy's and loaded before."""
+        for parameter, saved in zip(self.learned, state["learned"] or self.acting, strict=True):
+            parameter.copy_(saved)
+        load_optimizer_state(self.adam, state["adam"])
+        self.steps = int(state["steps"])
