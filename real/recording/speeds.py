@@ -18,8 +18,8 @@ from robopolicy.real.safety.profile_data import check_data
 from robopolicy.real.safety.settings import settings_of
 
 
-class Episode(NamedTuple):
-    """Ticks and joint speeds of a recorded episode."""
+class EpisodeSpeeds(NamedTuple):
+    """Summarise the ticks and joint speeds of a recorded episode."""
 
     name: str
     ticks: int
@@ -35,7 +35,7 @@ class Episode(NamedTuple):
         return f"{self.name}: {self.ticks} ticks, {self.changed} changed{f'; reasons, in ticks: {why}' if why else ''}"
 
 
-def episode_of(recording: Recording) -> Episode | None:
+def episode_of(recording: Recording) -> EpisodeSpeeds | None:
     """Summarise a recording; None where no tick was recorded.
 
     Raises:
@@ -53,16 +53,16 @@ def episode_of(recording: Recording) -> Episode | None:
         follows = np.abs(np.diff(now) - dt) < 0.5 * dt  # a missed tick's command is not in the recording
         speed = np.abs(np.diff(command, axis=0)[follows]) / dt
         measured = _rows([t["qd"] for t in ticks if t.get("qd") is not None], n)
-        return Episode(
+        return EpisodeSpeeds(
             recording.path.name, len(ticks), sum(bool(t["changed"]) for t in ticks),
             Counter(str(r) for t in ticks for r in t["reasons"]), profile.joints, profile.velocity,
             speed.max(axis=0, initial=0.0), np.abs(measured).max(axis=0) if len(measured) else np.full(n, np.nan),
         )  # fmt: skip
 
 
-def table(episodes: Iterable[Episode]) -> str:
+def table(episodes: Iterable[EpisodeSpeeds]) -> str:
     """Return a table of the largest speeds of all episodes under the same limits, "" without any."""
-    groups: dict[tuple[object, ...], list[Episode]] = {}
+    groups: dict[tuple[object, ...], list[EpisodeSpeeds]] = {}
     for episode in episodes:
         groups.setdefault((episode.joints, *episode.limit.tolist()), []).append(episode)
     lines = []
