@@ -57,6 +57,10 @@ def test_python_and_the_command_line_compare_alike(
     assert again.text() in printed
     policy = rp.load_policy("runs/base")
     assert rp.compare(policy, policy, task="reach", episodes=6, num_envs=4, names=("one", "two")) == again
+    seeds = rp.compare(["runs/base"], ["runs/base"], names=("one", "two"), episodes=6, num_envs=4, out=tmp_path / "c")
+    assert seeds.seeds == (again,) and (tmp_path / "c" / "training_seeds.json").is_file()
+    assert seeds.verdict in rp.plot(seeds).about
+    assert rp.compare([policy], [policy], task="reach", episodes=6, num_envs=4).difference == seeds.difference
 
 
 def test_python_and_the_command_line_train_alike(folder: Path, tmp_path: Path) -> None:
@@ -90,6 +94,8 @@ def test_other_seeds_are_other_episodes(folder: Path) -> None:
         (lambda: rp.evaluate(rp.load_policy("runs/base"), task="reach", which="best"), r"'which'"),
         (lambda: rp.evaluate("runs/base", seed=1, videos=2), r"'videos'"),
         (lambda: rp.compare("runs/base", rp.load_policy("runs/base")), r"^a, b: "),
+        (lambda: rp.compare("runs/base", ["runs/base"]), r"^a, b: "),
+        (lambda: rp.compare(["runs/base"], ["runs/base", "runs/base"]), r"^a, b: .*found 1 and 2"),
         (lambda: rp.train("runs/x", loop={"stepz": 3}), r"loop\.stepz: unknown key"),
     ],
 )
