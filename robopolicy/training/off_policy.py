@@ -18,6 +18,7 @@ from robopolicy.core.protocols import Checkpoints, LogsMetrics, OffPolicy
 from robopolicy.core.types import IMAGES, Metrics, Obs, Step, VecEnv
 from robopolicy.datasets.episodes import Episodes
 from robopolicy.envs.wrappers import ChunkQueue, request_images
+from robopolicy.training.contract import check_algorithm
 from robopolicy.training.loop_state import Evaluate, due, evaluate_and_save, next_due, solved
 from robopolicy.training.off_policy_state import OffPolicyState
 from robopolicy.utils.malloc import release_memory
@@ -74,6 +75,7 @@ def off_policy(
         ConfigError: the warm-up takes all of `total_steps`, or the fractions are more than a whole batch.
         CheckpointError: the recorded data of a resumed run has changed. DataError, SpecError: see load_rollouts.
     """
+    check_algorithm(algo, OffPolicy, "off_policy")
     if warmup_steps >= total_steps:
         raise ConfigError(
             f"loop.warmup_steps={warmup_steps} leaves nothing of loop.total_steps={total_steps} to learn in. "

@@ -13,6 +13,7 @@ from robopolicy.core.errors import ConfigError
 from robopolicy.core.protocols import Checkpoints, LogsMetrics
 from robopolicy.core.types import Metrics, VecEnv
 from robopolicy.core.untrusted import refusing
+from robopolicy.training.contract import check_algorithm
 from robopolicy.training.loop_state import RECENT, Evaluate, LoopState, evaluate_and_save, solved
 from robopolicy.utils.malloc import release_memory
 
@@ -70,6 +71,7 @@ def on_policy(
     Raises:
         ConfigError: `total_steps` holds no rollout, or none that the policy learns from.
     """
+    check_algorithm(algo, OnPolicy, "on_policy")
     rollout_steps = rollout_steps or env.spec.horizon
     iterations = _iterations(algo, env, total_steps, rollout_steps)
     state = OnPolicyState(algo=algo, collector=RolloutCollector(algo, env))
