@@ -8,7 +8,7 @@ from typing import Any
 
 from robopolicy.api.objects import Task, make_env, rollout
 from robopolicy.cli.main import invoke
-from robopolicy.config.hydra_configs import NO_GROUPS, config_folder
+from robopolicy.config.hydra_configs import group_files
 from robopolicy.config.overrides import ALIASES
 from robopolicy.core.errors import ConfigError
 from robopolicy.core.types import Metrics
@@ -24,12 +24,14 @@ from robopolicy.policies.io import load_policy
 Trained = Policy | Path | str  # a policy, or the path of one
 
 
-def run(verb: str, *overrides: str, **settings: Any) -> Any:
+def run(verb: str, *overrides: str, config_dir: Path | str | None = None, **settings: Any) -> Any:
     """Run a verb as the command line does.
 
     Args:
         verb: "train", "deploy", "data check", … as `robopolicy --help` lists them.
         *overrides: in the form of the command line, e.g. "policy=flow", "loop.steps=100".
+        config_dir: folder with config groups of your own, as --config-dir names it: `<config_dir>/algo/mine.yaml` makes
+            `algo="mine"`. `train`, `demos`, `evaluate` and `compare` take it too.
         **settings: the same as Python values: `run_dir="runs/a"`, an option of a group (`task="pick"`), several keys of
             a group (`loop={"steps": 100}`). None leaves the default.
 
@@ -45,15 +47,16 @@ def run(verb: str, *overrides: str, **settings: Any) -> Any:
         report: ...
         'report.html'
     """
-    options, values = list(overrides), dict[str, Any]()
+    folders = [] if config_dir is None else [Path(config_dir)]
+    options, values, groups = list(overrides), dict[str, Any](), group_files(folders)
     for key, value in _leaves(settings):
         if value is None and "." in key:
             options.append(f"{key}=null")
-        elif isinstance(value, str) and key not in NO_GROUPS and (config_folder() / key).is_dir():
+        elif isinstance(value, str) and key in groups:
             options.append(f"{key}={value}")
         else:
             values[key] = value
-    return invoke(verb, *options, **values)
+    return invoke(verb, *options, config_dirs=folders, **values)
 
 
 def _leaves(settings: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
@@ -95,7 +98,8 @@ def train(run_dir: Path | str, *overrides: str, **settings: Any) -> Metrics:
 
     Args:
         run_dir: folder of configuration, curves and checkpoints; `load_policy` and `evaluate` take it.
-        *overrides, **settings: keys of `robopolicy train`: `algo`, `policy`, `task`, `dataset`, `base`, `loop`, …
+        *overrides, **settings: keys of `robopolicy train`: `algo`, `policy`, `task`, `dataset`, `base`, `loop`, …;
+            `config_dir` as for `run`.
 
     Returns:
         The last metrics of the loop, e.g. steps and `wall_s` in s.

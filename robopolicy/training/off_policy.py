@@ -107,7 +107,7 @@ def off_policy(
                 )  # fmt: skip
                 pause = min(next_check, next_due(log_every, state.logged))
             if last or time.perf_counter() - shown > _SHOWN_EVERY_S:
-                progress.update(state.steps, success=state.success_rate, **state.lost)
+                progress.update(state.steps, **state.success, **state.lost)
                 shown = time.perf_counter()
             if last:
                 return {"steps": state.steps, "train_s": state.train_s, **state.lost, **state.result}
@@ -227,7 +227,5 @@ def log(state: OffPolicyState, tracker: LogsMetrics) -> None:
     numbers = {k: float(v) for k, v in state.metrics.items()} | {k: v / state.rounds for k, v in state.sums.items()}
     state.sums, state.rounds = {}, 0
     numbers["diverged"] = state.diverged
-    if len(state.recent) == state.recent.maxlen:  # the first to end are the short ones, which are successes
-        numbers["success"] = state.success_rate
-    numbers |= {"seconds": state.train_s, "steps_per_s": state.steps / state.train_s}
+    numbers |= state.success | {"seconds": state.train_s, "steps_per_s": state.steps / state.train_s}
     tracker.log({f"train/{k}": v for k, v in numbers.items()}, state.steps)

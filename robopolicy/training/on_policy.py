@@ -93,7 +93,7 @@ def on_policy(
             metrics = algo.update(batch, progress=state.done / iterations)
             clock.append(time.perf_counter())
             state.add(rollout, seconds=clock[-1] - clock[0])
-            progress.update(state.steps, success=state.success_rate)
+            progress.update(state.steps, **state.success)
             log(state, tracker, metrics | rollout.info, clock)
 
 
@@ -140,8 +140,7 @@ def log(state: OnPolicyState, tracker: LogsMetrics, metrics: Metrics, clock: lis
         clock: seconds at the beginning, and after collecting, returns and update.
     """
     numbers = {f"train/{k}": v for k, v in metrics.items()}
-    if len(state.recent) == state.recent.maxlen:  # the first to end are the short ones, which are successes
-        numbers["train/success"] = state.success_rate
+    numbers |= {f"train/{k}": v for k, v in state.success.items()}
     parts = zip(("collect", "returns", "update"), clock, clock[1:], strict=False)
     numbers |= {f"train/{name}_s": end - begin for name, begin, end in parts}
     speed = {"train/seconds": state.train_s, "train/steps_per_s": state.steps / state.train_s}

@@ -103,3 +103,14 @@ def test_mistakes_name_their_key(call: Any, key: str, folder: Path) -> None:
     with pytest.raises(ConfigError, match=key):
         call()
     assert not Path("runs/x").exists()
+
+
+def test_config_groups_of_the_users_own(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "task").mkdir()
+    (tmp_path / "task" / "mine.yaml").write_text("# My task.\n_target_: native\ntask: reach\nhorizon: 33\n")
+    rows = rp.evaluate("runs/base", task="mine", config_dir=tmp_path, episodes=2, out=tmp_path / "out")
+    assert rows.frame["length"].max() <= 33
+    with pytest.raises(ConfigError, match=r"^task=mine: .*config_dir="):
+        rp.evaluate("runs/base", task="mine", episodes=2, out=tmp_path / "out")
+    with pytest.raises(ConfigError, match="no such folder"):
+        rp.train(tmp_path / "run", config_dir=tmp_path / "nothing")
