@@ -56,7 +56,7 @@ class PooledComparison:
         pooled = f"mean of {len(self.seeds)}"
         width = max(len(name) for name in (*pairs, pooled))
         columns = [max(8, len(name)) for name in (self.a, self.b)]
-        lines = [f"{first.env}: success_once of {len(self.seeds)} training seeds, each on the same {first.pairs.total} "
+        lines = [f"{first.env}: success_once of {len(self.seeds)} training seed{"s" * (len(self.seeds) > 1)}, each on the same {first.pairs.total} "
                  f"episodes, {100 * _LEVEL:g}% intervals",
                  f"  {'':<{width}}  {self.a:>{columns[0]}}  {self.b:>{columns[1]}}  difference"]  # fmt: skip
         rows = [(name, c.rate_a.value, c.rate_b.value, c.difference, f"Tango, exact McNemar p = {format_p(c.p_value)}")
@@ -131,7 +131,7 @@ def common_names(pairs: Sequence[tuple[str, str]]) -> tuple[str, str]:
     found = []
     for names in zip(*pairs, strict=True):
         same = itertools.takewhile(lambda letters: len(set(letters)) == 1, zip(*names, strict=False))
-        found.append(re.sub(r"([-_. ]+s?(eed)?|\d+)*$", "", "".join(letters[0] for letters in same)))
+        found.append(re.sub(r"[-_. ]+(s|seed)?[-_. ]?\d*$", "", "".join(letters[0] for letters in same)))
     a, b = found
     return (a, b) if a and b and a != b else ("A", "B")
 

@@ -50,5 +50,6 @@ def test_what_cannot_be_paired_is_refused() -> None:
 
 def test_names_of_algorithms_are_the_common_part() -> None:
     assert common_names([("bc-s0", "fine_seed_1"), ("bc-s12", "fine_seed_2")]) == ("bc", "fine")
-    assert common_names([("bc3", "residual-s0")]) == ("bc", "residual")
+    assert common_names([("bc3", "residual-s0")]) == ("bc3", "residual")
+    assert common_names([("residual-s0", "td3-s0"), ("residual-s1", "td3-s1")]) == ("residual", "td3")
     assert common_names([("x", "y"), ("z", "y")]) == ("A", "B")
