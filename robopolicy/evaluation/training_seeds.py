@@ -56,7 +56,8 @@ class PooledComparison:
         pooled = f"mean of {len(self.seeds)}"
         width = max(len(name) for name in (*pairs, pooled))
         columns = [max(8, len(name)) for name in (self.a, self.b)]
-        lines = [f"{first.env}: success_once of {len(self.seeds)} training seed{"s" * (len(self.seeds) > 1)}, each on the same {first.pairs.total} "
+        several = "training seeds" if len(self.seeds) > 1 else "training seed"
+        lines = [f"{first.env}: success_once of {len(self.seeds)} {several}, each on the same {first.pairs.total} "
                  f"episodes, {100 * _LEVEL:g}% intervals",
                  f"  {'':<{width}}  {self.a:>{columns[0]}}  {self.b:>{columns[1]}}  difference"]  # fmt: skip
         rows = [(name, c.rate_a.value, c.rate_b.value, c.difference, f"Tango, exact McNemar p = {format_p(c.p_value)}")
