@@ -209,13 +209,15 @@ def compare(
         >>> rp.compare([rows, rows], [rows, rows]).difference.value
         0.0
     """
-    lists = [[x] if isinstance(x, EpisodeTable | Policy | Path | str) else list(x) for x in (a, b)]
+    lists: list[list[Any]] = [[x] if isinstance(x, EpisodeTable | Policy | Path | str) else list(x) for x in (a, b)]
     several = not isinstance(a, EpisodeTable | Policy | Path | str)
     kinds = {EpisodeTable if isinstance(x, EpisodeTable) else Policy if isinstance(x, Policy) else Path
              for x in (*lists[0], *lists[1])}  # fmt: skip
     if len(kinds) > 1 or several == isinstance(b, EpisodeTable | Policy | Path | str):
         found = [type(x).__name__ for x in (a, b)]
-        raise ConfigError(f"a, b: expected two paths, two policies or two results, got {found}. Give two of a kind.")
+        raise ConfigError(
+            f"a, b: expected two paths, two policies or two results, got {found}. Give two of a kind, or two lists."
+        )
     how: dict[str, Any] = dict(
         task=task, episodes=episodes, split=split, deterministic=deterministic, num_envs=num_envs
     )

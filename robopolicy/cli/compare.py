@@ -71,7 +71,9 @@ def compare(
     found = [_compare_pair(*paths, names=names, out=folder, **how) for *paths, folder in
              zip(a, b, folders, strict=True)]  # fmt: skip
     pairs = [(c.a, c.b) for c, _, _ in found]
-    result = compare_pooled(*([rows[i] for rows in found] for i in (1, 2)), pair_names=pairs, names=names)
+    result = compare_pooled(
+        [rows for _, rows, _ in found], [rows for _, _, rows in found], pair_names=pairs, names=names
+    )
     mark = label(deterministic=deterministic, split=split)
     file = result.save((out or places[0].out) / f"{joined('training_seeds', mark)}.json")
     print(f"\n{result.text()}\nthe pooled comparison is in {file}")
