@@ -40,7 +40,7 @@ class ResidualPolicy(Policy):
 
     Args:
         spec: the base's; observation gains `base_action`, chunks shrink to one step.
-        normalizer: of the demonstrations; `state` and `action` statistics are used.
+        normalizer: of the demonstrations, or the base's; `state` and `action` statistics are used.
         base: the frozen policy, used only through its actions.
         scale: bound of the correction per dimension, normalised units; below 1 it may be unable to undo errors of the
             base. gripper_scale: the same of the gripper channel, large enough to reverse the base's command.
