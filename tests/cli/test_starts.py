@@ -22,6 +22,7 @@ from robopolicy.runs.run_dir import removed_if_nothing_came
         ({"recording": "no/data"}, DataError, "recording"),
         ({"checkpoint": "no/run"}, CheckpointError, "checkpoint"),
         ({"a": "no/run", "b": "no/run"}, CheckpointError, "a"),
+        ({"a": [".", "no/run"], "b": [".", "."]}, CheckpointError, "a"),
         ({"base": "no/run"}, CheckpointError, "base"),
         ({"world": {"model": "no/run"}}, CheckpointError, "world.model"),
     ],
