@@ -2,8 +2,8 @@
 
 No gradient passes through the policy's sampling, so any policy with an imitation loss fits. Differences from the
 published code: chunks replace single actions. One set of samples serves the critic's targets and the imitation. A
-gradient step that lowers Q is undone. Samples come from an average of the weights that learn (`average`): samples of the
-raw weights hold the errors of their latest steps, and imitation feeds these back until the policy collapses.
+gradient step that lowers Q is undone. Samples come from an average of the weights that learn (`average`). Samples of
+the raw weights hold the errors of their latest steps, and imitation feeds these back until the policy collapses.
 """
 
 from __future__ import annotations
