@@ -44,7 +44,8 @@ class GymVecEnv:
     """VecEnv over a Gymnasium vector env with Box actions and Box or Dict-of-Box observations.
 
     Boxes are flattened and joined, in the space's order, into `observation.state`; uint8 boxes of three axes [h w 3]
-    or [3 h w] become `observation.images.<key>` (`main` for a bare Box).
+    or [3 h w] become `observation.images.<key>` (`main` for a bare Box). LeRobot's names keep their meaning: next to
+    `agent_pos`, `environment_state` becomes `observation.environment_state`; `pixels` may be a Dict of pictures.
 
     `episode_seed` is negative where the env chose the episode itself: it cannot be asked for again.
 
@@ -54,7 +55,8 @@ class GymVecEnv:
         horizon: steps to truncation; default: the env's own `max_episode_steps`.
         dt: s per step; default: 1 / metadata["render_fps"], else 0.05.
         action: meaning of the action; default: numbers in the env's own units, absolute.
-        names: of the elements of `observation.state`, each its own; default: the space's keys, counted.
+        names: of the elements of `observation.state`, then of `observation.environment_state`, each its own; default:
+            the space's keys, counted.
         success: key of success, see sim/gymnasium/info.py; default: info["success"] or info["is_success"].
         autoreset_mode: where the env's metadata do not say it.
 

@@ -1,6 +1,6 @@
 """Any Gymnasium id as a task: gym-pusht, gymnasium-robotics' Fetch, or a package of your own.
 
-Protocol: the id's own observations (boxes joined into `observation.state`), actions and time limit; success is
+Protocol: the id's own observations (as `sim.gymnasium.adapter` maps them), actions and time limit; success is
 info["success"] or info["is_success"], which has to be there after every step, or what `task.success` names. Unless
 `own_reward` is set, success ends the episode and is the reward, as in every suite here.
 """
