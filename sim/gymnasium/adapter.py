@@ -28,16 +28,12 @@ from robopolicy.core.errors import CheckpointError, ConfigError, SpecError
 from robopolicy.core.types import IMAGES, ActionSpec, Obs, Step, check_action
 from robopolicy.envs.episode_queue import EpisodeQueue
 from robopolicy.sim.gymnasium.checked_env import CheckedEnv
+from robopolicy.sim.gymnasium.film import picture
 from robopolicy.sim.gymnasium.info import Success, final_observations
 from robopolicy.sim.gymnasium.observations import Observations, layout
 from robopolicy.sim.gymnasium.spec import check_vector_env, env_spec, name_of, reset_mode
 
 _SEEDED = 1e-3  # relative and absolute; first observations of one seed may differ by so much
-
-
-def adapt(env: VectorEnv, **kw: Any) -> GymVecEnv:
-    """Return `GymVecEnv(env, **kw)`."""
-    return GymVecEnv(env, **kw)
 
 
 class GymVecEnv:
@@ -173,6 +169,10 @@ class GymVecEnv:
             )
         self._queue.load_state_dict(state)
 
+    def render(self, index: int, *, camera: str | None = None, width: int = 320, height: int = 240) -> Tensor:
+        """Return the picture that env `index` renders itself, see `sim.gymnasium.film`: it has one camera and shape."""
+        return picture(self.env, index, camera, height, self.spec.id)
+
     def close(self) -> None:
         self.env.close()
 
@@ -238,6 +238,9 @@ class GymVecEnv:
             for key, value in self._observed.one(one).items():
                 next_obs[key][i] = value[0]
         return next_obs
+
+
+adapt = GymVecEnv  # in the words of a user: adapt this env
 
 
 def _differ(a: Tensor, b: Tensor, *, picture: bool) -> bool:

@@ -18,7 +18,7 @@ from robopolicy.core.errors import ConfigError, SpecError
 from robopolicy.core.types import IMAGES, TASK, ActionSpec, EnvSpec, Feature
 from robopolicy.sim.gymnasium.observations import ObservationLayout
 
-_HOW_MANY = ("num_envs", "vectorization_mode", "vector_kwargs")  # how a task is run, not what it is
+_HOW_MANY = ("num_envs", "vectorization_mode", "vector_kwargs", "render_mode")  # how a task is run, not what it is
 
 
 def name_of(env: VectorEnv) -> str:
