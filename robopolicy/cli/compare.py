@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from robopolicy.config.schema import Count, Device, Natural, Node
 from robopolicy.core.errors import ConfigError
@@ -12,9 +12,10 @@ from robopolicy.evaluation import video
 from robopolicy.evaluation.forgetting import forgetting, frame, table
 from robopolicy.evaluation.policy_ref import PolicyRef, env_of
 from robopolicy.evaluation.saved import Split, evaluated_rows, filming, joined
+from robopolicy.policies.residual import ZERO_ACTION
 from robopolicy.reporting.run_reader import label
 from robopolicy.runs.checkpointer import load_policy
-from robopolicy.runs.inputs import there
+from robopolicy.runs.inputs import same_input, there
 from robopolicy.runs.run_dir import read_config
 from robopolicy.utils.atomic import write_atomically
 from robopolicy.utils.threads import set_threads
@@ -22,7 +23,7 @@ from robopolicy.utils.threads import set_threads
 
 def compare(
     *,
-    a: Path,
+    a: Path | None = None,
     b: Path,
     task: Node | None = None,
     names: tuple[str, str] | None = None,
@@ -40,21 +41,29 @@ def compare(
     With several instructions tasks.csv holds the change of each, which shows forgetting.
 
     Args:
-        a: the reference, a run directory, checkpoint or policy directory. b: the policy that is compared with it.
+        a: the reference, a run directory, checkpoint or policy directory; None: the base that b was refined from.
+        b: the policy that is compared with it.
         names: of both; None: "base" where a is b's base, else the names of their directories.
         episodes: number of paired episodes. videos: films of both side by side, differing outcomes first.
-        out: folder of rows, films and comparison.json; None: b's run directory.
+        out: folder of rows, films and comparison.json; None: b's run directory, or <b>-results beside a policy
+            that lies in none.
         task: node of the task; None: the one that the run was trained on.
         split: seeds of the episodes: test or validation. deterministic: use the policy's mode in place of a sample.
         num_envs: N, envs at a time. device: of the networks. threads: of torch; None: torch's choice.
 
     Raises:
-        ConfigError: `names` are not two different ones.
+        ConfigError: `names` are not two different ones; no `a`, and b was not refined from a base.
     """
     set_threads(threads)
     place_b = PolicyRef.of(b, "latest", out)
+    base = _base(place_b)
+    if a is None and (a := base.path) is None:
+        raise ConfigError(f"a: {b} was not refined from a base. Name the policy to compare it with: a=<run directory>")
     place_a = PolicyRef.of(a, "latest", place_b.out)
-    called = names or _names(place_a, place_b)
+    is_base = a == base.path or base.is_at(a, place_a)
+    if base.given and not is_base:
+        print(f"{place_b.name} was refined from {base.given}, not from {a}; to compare with that, leave a= away")
+    called = names or _names(place_a, place_b, is_base)
     if called[0] == called[1] or not all(called):
         raise ConfigError(f"names: expected two different names, found {list(called)}; they name the files of the rows")
     how: dict[str, Any] = {"deterministic": deterministic, "split": split}
@@ -82,9 +91,29 @@ def compare(
     return result
 
 
-def _names(a: PolicyRef, b: PolicyRef) -> tuple[str, str]:
+class _Base(NamedTuple):
+    """The policy that a run refined."""
+
+    run: Path | None
+    given: str  # `base=` of the run; "": none
+    path: Path | None  # where it can be loaded from: the run's own copy, else `given`
+
+    def is_at(self, path: Path, ref: PolicyRef) -> bool:
+        """Return whether `path`, which is `ref`, is this policy: the same directory, or the same files."""
+        found = there(self.given) if self.given else None
+        if found is not None and found in (ref.run, ref.lerobot_run):
+            return True
+        return self.run is not None and same_input(self.run, "base", self.given, str(path))
+
+
+def _base(b: PolicyRef) -> _Base:
     config = (read_config(b.run) if b.run is not None else None) or {}
-    base = config.get("base")
-    if base and (found := there(base)) is not None and found in (a.run, a.lerobot_run):
+    base, own = config.get("base"), b.policy / "base"
+    given = base if isinstance(base, str) and base != ZERO_ACTION else ""
+    return _Base(b.run, given, own if own.is_dir() else there(given) if given else None)
+
+
+def _names(a: PolicyRef, b: PolicyRef, is_base: bool) -> tuple[str, str]:
+    if is_base:
         return "base", b.name
     return (a.name, b.name) if a.name != b.name else (f"{a.name} (a)", f"{b.name} (b)")
