@@ -82,8 +82,8 @@ class DatasetInfo:
                 raise DataError(f"{path}: rename names {old!r}, which is not there. {closest(old, columns)}")
         offered: dict[str, Feature] = {}
         names_there: dict[str, str] = {}
-        ours = meta is not None and meta.provenance.get("annotated") is not True
-        repeats = ours and ENV_STATE in columns and ENV_STATE not in (*meta.observation, *rename)
+        recorded = meta.observation if meta is not None and meta.provenance.get("annotated") is not True else None
+        repeats = recorded is not None and ENV_STATE in columns and ENV_STATE not in (*recorded, *rename)
         for key, column in columns.items():
             if not key.startswith("observation") or column.is_text or column.is_depth:
                 continue

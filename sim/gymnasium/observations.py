@@ -53,7 +53,7 @@ def layout(space: gymnasium.Space, name: str) -> ObservationLayout:
     Raises:
         ConfigError: another space than Box or Dict of Box, or one whose numbers are a picture that is not RGB uint8.
     """
-    boxes: dict[str, Any] = opened(space.spaces, Dict) if isinstance(space, Dict) else {"main": space}
+    boxes: dict[str, Any] = opened(space.spaces) if isinstance(space, Dict) else {"main": space}
     if wrong := {k: type(v).__name__ for k, v in boxes.items() if not isinstance(v, Box)}:
         raise ConfigError(
             f"{name}: observation_space: expected Box or Dict of Box, found {wrong}. Flatten or drop the others with "
@@ -84,10 +84,10 @@ def layout(space: gymnasium.Space, name: str) -> ObservationLayout:
     return found
 
 
-def opened(parts: Mapping[str, Any], nested: type) -> dict[str, Any]:
+def opened(parts: Mapping[str, Any]) -> dict[str, Any]:
     """Return `parts` with LeRobot's nested `pixels` among them, as long as no name is there twice."""
     pictures = parts.get(_PIXELS)
-    if not isinstance(pictures, nested) or not pictures.keys().isdisjoint(parts):
+    if not isinstance(pictures, Mapping) or not pictures.keys().isdisjoint(parts):
         return dict(parts)
     return {k: v for k, v in parts.items() if k != _PIXELS} | dict(pictures.items())
 
@@ -136,7 +136,7 @@ class Observations:
         parts = {"main": raw} if self.layout.bare else raw
         if not isinstance(parts, Mapping):
             raise SpecError(f"{self.env}: observation: expected a dict, found {type(raw).__name__}")
-        parts, found = opened(parts, Mapping), dict[str, NDArray[Any]]()
+        parts, found = opened(parts), dict[str, NDArray[Any]]()
         for key, box in self.layout.boxes.items():
             if key not in parts:
                 raise SpecError(f"{self.env}: observation: expected key {key!r}, found {sorted(parts)}")
@@ -177,7 +177,7 @@ class Observations:
     def one(self, raw: Any) -> Obs:
         """Return a batch of one, of one env's observation without batch axis."""
         if isinstance(raw, Mapping):
-            raw = opened(raw, Mapping)
+            raw = opened(raw)
             return self({k: as_array(v, f"{self.env}: observation {k!r}")[None] for k, v in raw.items()}, 1)
         return self(as_array(raw, f"{self.env}: observation")[None], 1)
 
