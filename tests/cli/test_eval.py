@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from robopolicy.cli import compare, eval
+from robopolicy.cli.main import main
 from robopolicy.core.errors import CheckpointError, ConfigError
 from robopolicy.evaluation import rollout, saved
 from robopolicy.evaluation.episode_table import EpisodeTable
@@ -94,6 +95,7 @@ def test_without_a_the_reference_is_the_base(runs: tuple[Path, Path], capsys: py
     assert EpisodeTable.load(refined / "episodes-base.csv").frame["policy"].str.startswith("refined/base@").all()
     with pytest.raises(ConfigError, match=r"a: .*bc was not refined from a base"):
         compare.compare(b=bc, episodes=3, videos=0)
+    assert main(["compare", f"b={refined}", "episodes=3", "videos=0", "threads=1"]) == 0
     assert "was refined from" not in capsys.readouterr().out
 
 
