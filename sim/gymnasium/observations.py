@@ -37,10 +37,10 @@ class ObservationLayout(NamedTuple):
 
     @property
     def joined(self) -> dict[str, tuple[str, ...]]:
-        """The boxes of each of our features of numbers."""
-        if set(self.vectors) == set(_LEROBOT):
-            return {feature: (key,) for key, feature in _LEROBOT.items()}
-        return {STATE: self.vectors} if self.vectors else {}
+        """The boxes of each of our features of numbers, without features of no elements."""
+        apart = set(self.vectors) == set(_LEROBOT)
+        found = {f: (key,) for key, f in _LEROBOT.items()} if apart else {STATE: self.vectors}
+        return {f: keys for f, keys in found.items() if any(math.prod(self.boxes[k].shape) for k in keys)}
 
     def counted(self, feature: str) -> tuple[str, ...]:
         """Return the names of the elements of one of our features of numbers."""
