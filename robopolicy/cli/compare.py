@@ -100,16 +100,17 @@ class _Base(NamedTuple):
 
     def is_at(self, path: Path, ref: PolicyRef) -> bool:
         """Return whether `path`, which is `ref`, is this policy: the same directory, or the same files."""
-        found = there(self.given) if self.given else None
-        if found is not None and found in (ref.run, ref.lerobot_run):
-            return True
-        return self.run is not None and same_input(self.run, "base", self.given, str(path))
+        if self.run is None or not self.given:
+            return False
+        found = there(self.given)
+        at_it = found is not None and found in (ref.run, ref.lerobot_run)
+        return at_it or same_input(self.run, "base", self.given, str(path))
 
 
 def _base(b: PolicyRef) -> _Base:
     config = (read_config(b.run) if b.run is not None else None) or {}
-    base, own = config.get("base"), b.policy / "base"
-    given = base if isinstance(base, str) and base != ZERO_ACTION else ""
+    base, own = config.get("base") or "", b.policy / "base"
+    given = base if base != ZERO_ACTION else ""
     return _Base(b.run, given, own if own.is_dir() else there(given) if given else None)
 
 
