@@ -41,12 +41,10 @@ def compare(
     With several instructions tasks.csv holds the change of each, which shows forgetting.
 
     Args:
-        a: the reference, a run directory, checkpoint or policy directory; None: the base that b was refined from.
-        b: the policy that is compared with it.
+        a: the reference, a run, checkpoint or policy directory; None: b's base. b: the policy to compare with it.
         names: of both; None: "base" where a is b's base, else the names of their directories.
         episodes: number of paired episodes. videos: films of both side by side, differing outcomes first.
-        out: folder of rows, films and comparison.json; None: b's run directory, or <b>-results beside a policy
-            that lies in none.
+        out: folder of rows, films and comparison.json; None: b's run, else <b>-results beside b.
         task: node of the task; None: the one that the run was trained on.
         split: seeds of the episodes: test or validation. deterministic: use the policy's mode in place of a sample.
         num_envs: N, envs at a time. device: of the networks. threads: of torch; None: torch's choice.
@@ -56,13 +54,7 @@ def compare(
     """
     set_threads(threads)
     place_b = PolicyRef.of(b, "latest", out)
-    base = _base(place_b)
-    if a is None and (a := base.path) is None:
-        raise ConfigError(f"a: {b} was not refined from a base. Name the policy to compare it with: a=<run directory>")
-    place_a = PolicyRef.of(a, "latest", place_b.out)
-    is_base = a == base.path or base.is_at(a, place_a)
-    if base.given and not is_base:
-        print(f"{place_b.name} was refined from {base.given}, not from {a}; to compare with that, leave a= away")
+    a, place_a, is_base = _reference(a, b, place_b)
     called = names or _names(place_a, place_b, is_base)
     if called[0] == called[1] or not all(called):
         raise ConfigError(f"names: expected two different names, found {list(called)}; they name the files of the rows")
@@ -112,6 +104,18 @@ def _base(b: PolicyRef) -> _Base:
     base, own = config.get("base") or "", b.policy / "base"
     given = base if base != ZERO_ACTION else ""
     return _Base(b.run, given, own if own.is_dir() else there(given) if given else None)
+
+
+def _reference(a: Path | None, b: Path, place_b: PolicyRef) -> tuple[Path, PolicyRef, bool]:
+    """Return the policy to compare with, and whether it is the base that `b` was refined from."""
+    base = _base(place_b)
+    if a is None and (a := base.path) is None:
+        raise ConfigError(f"a: {b} was not refined from a base. Name the policy to compare it with: a=<run directory>")
+    place_a = PolicyRef.of(a, "latest", place_b.out)
+    is_base = a == base.path or base.is_at(a, place_a)
+    if base.given and not is_base:
+        print(f"{place_b.name} was refined from {base.given}, not from {a}; to compare with that, leave a= away")
+    return a, place_a, is_base
 
 
 def _names(a: PolicyRef, b: PolicyRef, is_base: bool) -> tuple[str, str]:

@@ -79,12 +79,6 @@ class ResidualPolicy(Policy):
         super().__init__()
         cameras = {k: f for k, f in spec.observation.items() if k.startswith(IMAGES)}
         self.vectors = _vectors(spec.observation)
-        extra = [k for k in spec.observation if k not in (*self.vectors, BASE_ACTION, TASK, *cameras)]
-        if not self.vectors or extra:
-            raise SpecError(
-                f"ResidualPolicy reads vectors of float32, as {STATE!r}, and pictures; found "
-                f"{ {k: (f.dtype, f.shape) for k, f in spec.observation.items()} }"
-            )
         self.encoded_dim = _encoded_dim(base, cameras) if pictures else 0
         action = spec.action
         observation = {k: spec.observation[k] for k in self.vectors}
@@ -216,8 +210,15 @@ class ZeroActionPolicy(Policy):
 
 
 def _vectors(observation: dict[str, Feature]) -> tuple[str, ...]:
-    """Return the keys of vectors of numbers in the order in which they are joined."""
+    """Return the keys of vectors of numbers in the order in which they are joined.
+
+    Raises:
+        SpecError: there are none, or keys of another kind than vectors and images.
+    """
     found = [k for k, f in observation.items() if f.dtype == "float32" and len(f.shape) == 1 and k != BASE_ACTION]
+    extra = [k for k in observation if k not in (*found, BASE_ACTION, TASK) and not k.startswith(IMAGES)]
+    if not found or extra:
+        raise SpecError(f"ResidualPolicy reads vectors of float32, and pictures; found {dict(observation)}")
     return tuple(sorted(found, key=lambda k: (k != STATE, k != ENV_STATE)))  # the others stay in their order
 
 
