@@ -11,17 +11,21 @@ from torch import Tensor, nn
 from robopolicy.config.schema import Count, NonNegative, Positive
 from robopolicy.core.errors import SpecError
 from robopolicy.core.specs import PolicySpec, state_columns
-from robopolicy.core.types import BASE_ACTION, ENV_STATE, IMAGES, STATE, TASK, Feature, Obs
+from robopolicy.core.types import BASE_ACTION, IMAGES, TASK, Feature, Obs
 from robopolicy.networks.task_conditioned import TaskLayout, TaskLinear
 from robopolicy.policies.base import SEEN, DenoisingPolicy, LikelihoodPolicy, Policy, newest
 from robopolicy.policies.normalizer import Normalizer
+from robopolicy.policies.state_vectors import joined, state_vectors
 
 ZERO_ACTION = "zero_action"  # its name in `base=`
 ZERO_ACTION_NODE = {"_target_": "zero_action"}
 
 
 class ResidualPolicy(Policy):
-    """action = clamp(base + scale · u, low, high), u = tanh(net(state, base action)) ∈ [-1, 1].
+    """action = clamp(clamp(base) + scale · u), u = tanh(net(state, base action)) ∈ [-1, 1].
+
+    Both clamps are to the same box [low, high]. Without the first one, u has no gradient where the base lies far
+    outside the box: a small u does not change the action there.
 
     `act` returns the *full* action, so this policy is deployed as it is. All arithmetic is in normalised action units,
     where [-1, 1] is the demonstrated range. The last layer starts at zero: before training this policy is the base,
@@ -38,7 +42,7 @@ class ResidualPolicy(Policy):
 
     Args:
         spec: the base's; observation gains `base_action`, chunks shrink to one step.
-        normalizer: of the demonstrations; `state` and `action` statistics are used.
+        normalizer: of the demonstrations, or the base's; `state` and `action` statistics are used.
         base: the frozen policy, used only through its actions.
         scale: bound of the correction per dimension, normalised units; below 1 it may be unable to undo errors of the
             base. gripper_scale: the same of the gripper channel, large enough to reverse the base's command.
@@ -78,7 +82,7 @@ class ResidualPolicy(Policy):
     ) -> None:
         super().__init__()
         cameras = {k: f for k, f in spec.observation.items() if k.startswith(IMAGES)}
-        self.vectors = _vectors(spec.observation)
+        self.vectors = state_vectors(spec.observation)
         self.encoded_dim = _encoded_dim(base, cameras) if pictures else 0
         action = spec.action
         observation = {k: spec.observation[k] for k in self.vectors}
@@ -93,7 +97,7 @@ class ResidualPolicy(Policy):
         self.spec = replace(spec, observation=observation, n_obs_steps=seen, horizon=1, n_action_steps=1)
         self.base = base.eval().requires_grad_(False)
         self.normalizer = normalizer
-        columns = state_columns(_joined([spec.observation[k] for k in self.vectors]), state, where="policy.state")
+        columns = state_columns(joined([spec.observation[k] for k in self.vectors]), state, where="policy.state")
         self.register_buffer("columns", torch.tensor(columns, dtype=torch.int64), persistent=False)
         if not columns and not self.encoded_dim:
             raise SpecError(
@@ -166,7 +170,9 @@ class ResidualPolicy(Policy):
 
     def combine(self, base_action: Tensor, u: Tensor) -> Tensor:
         """Return the full normalised action [B Da]."""
-        return torch.clamp(base_action + self.scale * u, self.low, self.high)
+        # The sum alone would leave u without a gradient where the base lies outside the box.
+        inside = torch.clamp(base_action, self.low, self.high)
+        return torch.clamp(inside + self.scale * u, self.low, self.high)
 
     def act(self, obs: Obs, *, noise: Tensor | None = None, deterministic: bool = False) -> Tensor:
         """[B 1 Da] from the spec's observations [B To ...] and `base_action` [B Da]; deterministic."""
@@ -207,26 +213,6 @@ class ZeroActionPolicy(Policy):
         """[B 1 Da], the same for every observation."""
         batch = next(iter(obs.values())).shape[0]
         return self.rest.expand(batch, 1, -1)
-
-
-def _vectors(observation: dict[str, Feature]) -> tuple[str, ...]:
-    """Return the keys of vectors of numbers in the order in which they are joined.
-
-    Raises:
-        SpecError: there are none, or keys of another kind than vectors and images.
-    """
-    found = [k for k, f in observation.items() if f.dtype == "float32" and len(f.shape) == 1 and k != BASE_ACTION]
-    extra = [k for k in observation if k not in (*found, BASE_ACTION, TASK) and not k.startswith(IMAGES)]
-    if not found or extra:
-        raise SpecError(f"ResidualPolicy reads vectors of float32, and pictures; found {dict(observation)}")
-    return tuple(sorted(found, key=lambda k: (k != STATE, k != ENV_STATE)))  # the others stay in their order
-
-
-def _joined(parts: list[Feature]) -> Feature:
-    """Return the feature of vectors that are joined; it has names where all of them have."""
-    names = tuple(name for part in parts for name in part.names or ())
-    size = sum(part.shape[0] for part in parts)
-    return Feature((size,), names=names if len(names) == size else None)
 
 
 def _encoded_dim(base: Policy, cameras: dict[str, Feature]) -> int:

@@ -13,6 +13,7 @@ from robopolicy.core.errors import CheckpointError, ConfigError
 from robopolicy.evaluation import rollout, saved
 from robopolicy.evaluation.episode_table import EpisodeTable
 from robopolicy.evaluation.policy_ref import PolicyRef
+from robopolicy.evaluation.training_seeds import PooledComparison
 from robopolicy.reporting.html_report import write_report
 from robopolicy.reporting.run_reader import label, read_run
 from robopolicy.runs.checkpointer import Checkpointer, save_policy
@@ -95,6 +96,8 @@ def test_without_a_the_reference_is_the_base(runs: tuple[Path, Path], capsys: py
     assert EpisodeTable.load(refined / "episodes-base.csv").frame["policy"].str.startswith("refined/base@").all()
     with pytest.raises(ConfigError, match=r"a: .*bc was not refined from a base"):
         compare.compare(b=bc, episodes=3, videos=0)
+    pooled = compare.compare(b=(refined,), episodes=3, videos=0)
+    assert isinstance(pooled, PooledComparison) and [c.a for c in pooled.seeds] == ["base"]
     assert main(["compare", f"b={refined}", "episodes=3", "videos=0", "threads=1"]) == 0
     assert "was refined from" not in capsys.readouterr().out
 
@@ -127,6 +130,22 @@ def test_results_of_a_policy_in_no_run_lie_beside_it(runs: tuple[Path, Path], tm
     results.symlink_to(tmp_path)
     with pytest.raises(ConfigError, match="act-results: results do not follow links"):
         PolicyRef.of(folder, "latest", None)
+
+
+def test_lists_are_training_seeds_and_are_pooled(
+    runs: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    steps = tuple(runs[1] / "checkpoints" / f"step_{i:010d}" for i in (1, 3))
+    found = compare.compare(a=(runs[0], runs[0]), b=(steps[1], runs[0]), names=("x", "y"), episodes=3, videos=0)
+    assert isinstance(found, PooledComparison) and [c.pairs.total for c in found.seeds] == [3, 3]
+    assert found.text() in capsys.readouterr().out
+    assert (runs[1] / "training_seeds.json").is_file() and (runs[0] / "comparison.json").is_file()
+    compare.compare(a=(runs[0], runs[0]), b=runs, names=("x", "y"), episodes=3, videos=0, out=tmp_path / "out")
+    assert {p.name for p in (tmp_path / "out").iterdir()} == {"bc", "refined", "training_seeds.json"}
+    with pytest.raises(ConfigError, match=r"^a, b: .*found 1 and 2"):
+        compare.compare(a=runs[0], b=runs, episodes=3)
+    with pytest.raises(ConfigError, match=r"^b: "):
+        compare.compare(a=runs, b=(runs[1], runs[1]), episodes=3)
 
 
 @pytest.mark.parametrize("names", [("x", "x"), ("", "x"), ("x", "")])
