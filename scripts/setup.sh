@@ -301,4 +301,4 @@ if ! $force && up_to_date; then
     exit 0
 fi
 make_venv
-say "done in $SECONDS s"
+say "done in $SECONDS s; next: source .venv/bin/activate"

@@ -56,7 +56,8 @@ def evaluate(
         which: newest or best checkpoint of a run directory. world: node of an imagined env to evaluate in.
         suite: a benchmark, whose tasks are all evaluated. only: tasks of the suite; (): all.
         episodes: number of episodes; None: 500, or as many of each task as the suite says.
-        videos: number of films, failures first. out: folder of rows and films; None: the run directory.
+        videos: number of films, failures first. out: folder of rows and films; None: the run directory, or
+            <policy>-results beside a policy that lies in none.
         name: of the rows: episodes-<name>.csv. jobs: processes of a suite; None: one a core, at most one a task.
         task: node of the task; None: the one that the run was trained on.
         split: seeds of the episodes: test or validation. deterministic: use the policy's mode in place of a sample.
@@ -106,6 +107,8 @@ def evaluate(
         every.append(rows)
         what = f"{env.spec.id}{f' ({variant})' if variant else ''}"
         print(f"{place.name}{place.provenance_suffix} on {what}, {split} seeds: {rows.summary()}{rows.task_table()}")
+        if place.run is None:
+            print(f"rows: {place.out}")
         if videos and world is None:
             film(policy, env, rows, place.out / "videos" / (called or split), videos, deterministic)
     return every[0]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Literal
 
-from robopolicy.core.errors import ConfigError, DataError
+from robopolicy.core.errors import ConfigError, DataError, SpecError
 from robopolicy.core.rng import episode_seeds
 from robopolicy.core.types import VecEnv
 from robopolicy.evaluation import rollout, video
@@ -57,6 +57,9 @@ def filming(work: Any) -> None:
         paths = work()
     except DataError:
         raise
+    except SpecError as error:  # the env shows no pictures
+        print(f"no films: {error}")
+        return
     except Exception as error:
         print(f"no films: {type(error).__name__}: {error}. `robopolicy doctor` explains how to repair rendering.")
         return

@@ -11,7 +11,7 @@ import torch
 
 from robopolicy.config.schema import Count
 from robopolicy.core.errors import CheckpointError
-from robopolicy.core.types import BASE_ACTION, IMAGES, TASK, Feature
+from robopolicy.core.types import BASE_ACTION, ENV_STATE, IMAGES, TASK, Feature
 from robopolicy.policies.find import find_policy, is_ours
 from robopolicy.policies.io import load_policy
 from robopolicy.policies.lerobot.find import CONFIG, WEIGHTS
@@ -115,4 +115,5 @@ def _renamed(policy: LeRobotFlow) -> dict[str, str]:
 
 
 def _feature(key: str, feature: Feature) -> dict[str, Any]:
-    return {"type": "VISUAL" if key.startswith(IMAGES) else "STATE", "shape": list(feature.shape)}
+    kind = "VISUAL" if key.startswith(IMAGES) else "ENV" if key == ENV_STATE else "STATE"
+    return {"type": kind, "shape": list(feature.shape)}
