@@ -27,6 +27,7 @@ from robopolicy.datasets.files import visible
 from robopolicy.datasets.hdf5.convert import convert_hdf5, find_hdf5
 from robopolicy.datasets.hdf5.options import Hdf5Options
 from robopolicy.datasets.lerobot_writer import DatasetWriter
+from robopolicy.datasets.tables import DRIVERS
 from robopolicy.real.datasets.bag_options import BagOptions
 from robopolicy.real.datasets.converted import Converted, UnusableError, add_episode
 from robopolicy.real.datasets.recorded_header import check_same, observation_of, policy_of, seed_of
@@ -36,7 +37,6 @@ from robopolicy.sim.arm import FINGER_STROKE
 from robopolicy.utils.threads import set_threads
 
 Array = NDArray[np.float64]
-DRIVERS = ("policy", "human", "rewind")
 MARKS = ("intervention", "policy_action", "driver")
 
 

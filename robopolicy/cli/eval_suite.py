@@ -22,6 +22,7 @@ from robopolicy.config.instantiate import build
 from robopolicy.core.errors import RobopolicyError
 from robopolicy.core.rng import Split
 from robopolicy.core.types import TASK
+from robopolicy.envs.wrappers import close
 from robopolicy.evaluation import rollout
 from robopolicy.evaluation.episode_table import EpisodeTable
 from robopolicy.evaluation.numbered_task import NumberedTask
@@ -209,9 +210,7 @@ def _evaluate(job: Job) -> None:
         )
         rows.save(job.file)
     finally:
-        close = getattr(env, "close", None)
-        if close is not None:
-            close()
+        close(env)
 
 
 def _numbered_tasks(job: Job) -> tuple[str, ...]:

@@ -44,6 +44,15 @@ class Wrapper:
         if isinstance(self.env, Stateful):
             self.env.load_state_dict(state["env"])
 
+    def close(self) -> None:
+        close(self.env)
+
+
+def close(env: object) -> None:
+    """Close an env that can be closed; some have nothing to close."""
+    if (end := getattr(env, "close", None)) is not None:
+        end()
+
 
 def request_images(env: VecEnv, rows: Tensor) -> None:
     """Request images of the envs in `rows` [N] bool at the next step; no effect where `env` is not Selective."""

@@ -37,10 +37,5 @@ class NumberedTask(Wrapper):
         obs = self._numbered(step.obs)
         return step._replace(obs=obs, next_obs=obs if step.next_obs is step.obs else self._numbered(step.next_obs))
 
-    def close(self) -> None:
-        close = getattr(self.env, "close", None)
-        if close is not None:
-            close()
-
     def _numbered(self, obs: Obs) -> Obs:
         return {**obs, TASK: torch.full((self.num_envs,), self.number, device=self.device)}

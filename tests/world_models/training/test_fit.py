@@ -293,7 +293,7 @@ def test_a_world_of_another_task_is_refused(trained: Path) -> None:
 
     spec = make(trained, num_envs=1).spec
     check_same_world(spec, PointEnv(1).spec)
-    with pytest.raises(SpecError, match=r"dt: the world model steps 0\.1 s, the task 0\.05 s"):
+    with pytest.raises(SpecError, match=r"dt: the world model has a step every 0\.1 s, the task every 0\.05 s"):
         check_same_world(spec, replace(PointEnv(1).spec, dt=0.05))
     with pytest.raises(SpecError, match=r"action\.tcp: the world model has 'point', the task has 'hand'"):
         check_same_world(spec, replace(PointEnv(1).spec, action=replace(spec.action, tcp="hand")))
