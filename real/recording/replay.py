@@ -18,11 +18,10 @@ from robopolicy.core.untrusted import refusing
 from robopolicy.real.recording.recording import Recording, read
 from robopolicy.real.recording.records import LIBRARIES, decided, dumps
 from robopolicy.real.safety import SafetyChain
-from robopolicy.real.safety.decision import Measured
+from robopolicy.real.safety.decision import Measured, Patience
 from robopolicy.real.safety.profile import Profile
 from robopolicy.real.safety.profile_data import check_data
 from robopolicy.real.safety.risk import RiskCritic
-from robopolicy.real.safety.safety_mode import Patience
 from robopolicy.real.safety.settings import settings_of
 from robopolicy.utils.threads import set_threads
 

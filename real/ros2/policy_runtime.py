@@ -13,7 +13,7 @@ from robopolicy.core.errors import SpecError
 from robopolicy.core.specs import PolicySpec, check_fits
 from robopolicy.core.types import BASE_ACTION, IMAGES
 from robopolicy.evaluation.policy_ref import PolicyRef
-from robopolicy.policies.base import Policy
+from robopolicy.policies.base import Policy, with_bases
 from robopolicy.policies.find import read_spec
 from robopolicy.real.control.control_loop import ControlLoop
 from robopolicy.real.control.joint_filter import without
@@ -191,7 +191,7 @@ def _policy(config: DeployConfig) -> Policy | RemotePlanner:
 def _specs(policy: Policy | RemotePlanner) -> list[PolicySpec]:
     """Of a policy and of those that it corrects, which see and act too; the undermost comes last."""
     if isinstance(policy, Policy):
-        return [policy.spec, *([] if policy.base is None else _specs(policy.base))]
+        return [level.spec for level in with_bases(policy)]
     if unknown := [k for k in policy.keys if k.startswith(IMAGES) and k not in policy.spec.observation]:
         raise SpecError(f"server: its policy corrects one that sees {unknown}, of which nothing is known here")
     return [policy.spec]

@@ -17,7 +17,7 @@ from robopolicy.core.types import IMAGES
 from robopolicy.core.untrusted import checked, read_yaml, refusing
 from robopolicy.real.ros2.channels import STRICT, CameraTopic, GripperTopic, OutputTopic, Topic, WiringError
 from robopolicy.real.safety import load_profile
-from robopolicy.real.safety.safety_mode import Patience
+from robopolicy.real.safety.decision import Patience
 
 FOLDER = Path(configs.__file__).parent / "robots"
 WATCHED = {"state": ("joint_states", "joint_commands"), "features": ("features",), "enable": ("enable",)}  # and images
