@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -11,7 +12,8 @@ from robopolicy.config.schema import Count, Device, Natural, Node
 from robopolicy.core.errors import ConfigError
 from robopolicy.evaluation.episode_table import EpisodeTable
 from robopolicy.evaluation.policy_ref import PolicyRef, env_of, set_retrieval_memory
-from robopolicy.evaluation.saved import Split, evaluated_rows, film
+from robopolicy.evaluation.saved import Split, evaluated_rows, filming
+from robopolicy.evaluation.video import film
 from robopolicy.policies.finetuning import check_sampling, resampled
 from robopolicy.reporting.run_reader import label
 from robopolicy.reporting.suite import Suite, SuiteResult
@@ -107,5 +109,6 @@ def evaluate(
         what = f"{env.spec.id}{f' ({variant})' if variant else ''}"
         print(f"{place.name}{place.provenance_suffix} on {what}, {split} seeds: {rows.summary()}{rows.task_table()}")
         if videos and world is None:
-            film(policy, env, rows, place.out / "videos" / (called or split), videos, deterministic)
+            out = place.out / "videos" / (called or split)
+            filming(partial(film, policy, env, rows, out, count=videos, deterministic=deterministic))
     return every[0]

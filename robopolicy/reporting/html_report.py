@@ -52,14 +52,16 @@ def write_report(
     comparison = compare(pair[0].rows, pair[1].rows, names=(pair[0].name, pair[1].name)) if len(pair) == 2 else None
     base = (pair[0].rows.success_rate().value, pair[0].name) if len(pair) == 2 else None
     split = pair[-1].rows.split if pair else ""
+    rates = success_intervals(evaluations, pair[0] if len(pair) == 2 else None)
     columns, rows = _episodes(evaluations)
     tiles, left_out = films([v for run in runs for v in run.videos], max_bytes=int(max_video_mib * 2**20))
     text = render(
         "run.html", title=title, meta=_meta(runs, evaluations), runs=runs, pair=pair,
         evaluations=evaluations, comparison=comparison, **(_paired(pair, comparison) if comparison else {}),
-        split=f"{split} " if split in ("test", "validation", "train") else "", rates=_rates(evaluations, pair),
-        curves=learning_curves(runs, base), charts=training_charts(runs),
-        evaluated=any("eval/success_rate" in m for run in runs for m in run.metrics), imagined=imagination(runs),
+        split=f"{split} " if split in ("test", "validation", "train") else "",
+        rates=plots.interval_chart(rates, width=WIDTH), curves=learning_curves(runs, base),
+        charts=training_charts(runs), imagined=imagination(runs),
+        evaluated=any("eval/success_rate" in m for run in runs for m in run.metrics),
         tiles=tiles, left_out=left_out, columns=columns, rows=rows, max_rows=max_rows,
         recorded=[(r, f) for r in runs if (f := _facts(r)) or r.provenance.get("command") or r.config or r.spec],
     )  # fmt: skip
@@ -84,11 +86,6 @@ def _paired(pair: Sequence[Evaluation], c: Comparison) -> dict[str, Any]:
     )
     return {"outcomes": list(outcomes.values()), "grid": plots.outcome_grid(cells[:_MOST_CELLS]), "difference": chart,
             "p_text": format_p(c.p_value)}  # fmt: skip
-
-
-def _rates(evaluations: Sequence[Evaluation], pair: Sequence[Evaluation]) -> str:
-    rows = success_intervals(evaluations, pair[0] if len(pair) == 2 else None)
-    return plots.interval_chart(rows, width=WIDTH)
 
 
 def _episodes(evaluations: Sequence[Evaluation]) -> tuple[list[str], list[list[Any]]]:
