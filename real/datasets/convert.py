@@ -99,9 +99,7 @@ def convert(
     if (file := find_hdf5(recording)) is not None:
         return convert_hdf5(file, out, hdf5 or Hdf5Options(), only_success=only_success, overwrite=overwrite)
     if any(recording.glob("**/metadata.yaml")):
-        raise DataError(
-            f"recording={recording}: a rosbag2 bag. Give bag.wiring=<robot>, which says what its topics are."
-        )
+        raise DataError(f"recording={recording}: a rosbag2 bag. Give bag.wiring=<robot>, which names its topics.")
     paths = visible(recording.glob("*.mcap")) if recording.is_dir() else [recording]
     if not paths:
         raise DataError(f"recording={recording}: holds no .mcap files. `robopolicy deploy … record=…` writes them.")

@@ -55,9 +55,7 @@ def replay(*, recording: Path, threads: Count | None = None) -> list[Replayed]:
     set_threads(threads)
     paths = sorted(recording.glob("*.mcap")) if recording.is_dir() else [recording]
     if not paths:
-        raise DataError(
-            f"recording={recording}: holds no .mcap files. `robopolicy deploy … record=<folder>` writes them."
-        )
+        raise DataError(f"recording={recording}: holds no .mcap files. `robopolicy deploy … record=…` writes them.")
     done = [reproduce(read(path)) for path in paths]
     for result in done:
         print(result)

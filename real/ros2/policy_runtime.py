@@ -144,9 +144,7 @@ class PolicyRuntime:
         """Prepare an episode, and end the recording of the one before."""
         self.end(None)
         if self.process is not None and self.process.ended:
-            raise PlanningError(
-                "planner: its process has ended, expected it to run; clean up and configure the node again"
-            )
+            raise PlanningError("planner: its process has ended. Clean up and configure the node again")
         if self.recorder is not None:
             policy_id = self.policy.ident if isinstance(self.policy, RemotePlanner) else self.policy_id
             self.recorder.begin(header_of(

@@ -69,9 +69,7 @@ def evaluate(
     """
     if suite is not None:
         if any(given is not None for given in (task, name, world, variants, memory, sampling)):
-            raise ConfigError(
-                "suite: brings its own tasks and names; leave task, name, world, variants, memory and sampling away"
-            )
+            raise ConfigError("suite: has its own tasks: leave task, name, world, variants, memory and sampling away")
         return evaluate_suite(
             suite, checkpoint, which=which, episodes=episodes, split=split, deterministic=deterministic, only=only,
             out=out, num_envs=num_envs, jobs=jobs, device=device, threads=threads,

@@ -73,9 +73,7 @@ class ActionSpec:
         if bad:
             raise SpecError(f"ActionSpec: low must be below high in every dimension; it is not in {bad}")
         if self.gripper is not None and not 0 <= self.gripper < self.dim:
-            raise SpecError(
-                f"ActionSpec: gripper must be a channel from 0 to {self.dim - 1}, or None; found {self.gripper}"
-            )
+            raise SpecError(f"ActionSpec: gripper: expected 0 to {self.dim - 1}, or None; found {self.gripper}")
 
     @property
     def dim(self) -> int:

@@ -23,9 +23,7 @@ class NumberedTask(Wrapper):
         super().__init__(env)
         if env.spec.tasks[0] not in tasks:
             known = ", ".join(repr(t) for t in tasks)
-            raise ConfigError(
-                f"{env.spec.id}: the policy tells tasks apart, and {env.spec.tasks[0]!r} is none of {known}"
-            )
+            raise ConfigError(f"{env.spec.id}: the policy tells tasks apart, {env.spec.tasks[0]!r} is none of {known}")
         self.number = tasks.index(env.spec.tasks[0])
         self.spec = replace(env.spec, tasks=tasks, observation={**env.spec.observation, TASK: Feature((), "int64")})
 

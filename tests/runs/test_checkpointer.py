@@ -215,7 +215,7 @@ def diverged(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (truncate, r"model\.safetensors is damaged: expected \d+ bytes, found \d+"),
+        (truncate, r"model\.safetensors is damaged: \d+ bytes, expected \d+"),
         (flip, r"model\.safetensors is damaged: its sha256"),
         (lambda f: (f / "model.safetensors").unlink(), r"model\.safetensors is missing"),
         (lambda f: (f / "spec.json").unlink(), r"spec\.json is missing"),

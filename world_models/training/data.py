@@ -70,9 +70,7 @@ def mix(sources: Mapping[str, Episodes], weights: Mapping[str, float]) -> Mixtur
         DataError: a source without recorded outcomes: nothing tells success from failure.
     """
     if not sources:
-        raise ConfigError(
-            "dataset: a world model is trained on data. Give dataset=<path>, or several: loop.data.<name>=<path>."
-        )
+        raise ConfigError("dataset: there is no data. Give dataset=<path>, or several: loop.data.<name>=<path>.")
     for name in weights:
         if name not in sources:
             raise ConfigError(f"loop.mix_weights.{name}: there is no such source. {closest(name, sources)}")
