@@ -21,8 +21,7 @@ from robopolicy.config import registry
 from robopolicy.config.instantiate import build
 from robopolicy.core.errors import RobopolicyError
 from robopolicy.core.rng import Split
-from robopolicy.core.types import TASK
-from robopolicy.envs.wrappers import close
+from robopolicy.core.types import TASK, close
 from robopolicy.evaluation import rollout
 from robopolicy.evaluation.episode_table import EpisodeTable
 from robopolicy.evaluation.numbered_task import NumberedTask

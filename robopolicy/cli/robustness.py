@@ -7,9 +7,9 @@ from pathlib import Path
 
 from robopolicy.config.schema import Count, Device, Node
 from robopolicy.core.errors import ConfigError
+from robopolicy.core.types import close
 from robopolicy.core.untrusted import refusing
 from robopolicy.envs.perturbations import NOMINAL, UNITS, Grid, check_grid, perturbed
-from robopolicy.envs.wrappers import close
 from robopolicy.evaluation.episode_table import EpisodeTable
 from robopolicy.evaluation.policy_ref import PolicyRef, task_of
 from robopolicy.evaluation.saved import Split, evaluated_rows

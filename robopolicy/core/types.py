@@ -209,6 +209,12 @@ class Algorithm(Protocol):
     def load_state_dict(self, state: dict[str, Any]) -> None: ...
 
 
+def close(env: object) -> None:
+    """Close an env that can be closed; some have nothing to close."""
+    if (end := getattr(env, "close", None)) is not None:
+        end()
+
+
 def check_action(action: Tensor, spec: EnvSpec, num_envs: int) -> None:
     """Raise SpecError unless `action` is finite and shaped [N Da] ([N Ta Da] for a chunked spec)."""
     expected = (num_envs, spec.chunk, spec.action.dim) if spec.chunk else (num_envs, spec.action.dim)
