@@ -13,7 +13,7 @@ from robopolicy.config.schema import Count, Natural, Node, Positive
 from robopolicy.core.errors import ConfigError
 from robopolicy.core.rng import episode_seeds
 from robopolicy.real.planning.chunking import Chunking
-from robopolicy.real.safety.settings import slowed
+from robopolicy.real.safety.settings import tightened
 from robopolicy.real.safety.tracking import guarded
 from robopolicy.real.teleoperation.teleoperator import Drive
 
@@ -90,9 +90,13 @@ class DeployConfig:
     def seeds(self) -> tuple[int, ...]:
         return tuple(int(s) for s in episode_seeds("test", 0, self.episodes))
 
-    def settings(self) -> dict[str, Any]:
-        """Return the settings of `robopolicy.real.safety.Settings` at this speed."""
-        return guarded(slowed(self.safety or {}, self.speed), dry_run=self.dry_run)
+    def settings(self, cell: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """Return the settings of `robopolicy.real.safety.Settings` at this speed, under those of a `cell`.
+
+        Raises:
+            SafetyError: no such setting, a value that it cannot have, or one that is looser than the cell's.
+        """
+        return guarded(tightened(cell or {}, self.safety or {}, self.speed), dry_run=self.dry_run)
 
     def to_json(self) -> str:
         return json.dumps(asdict(self), default=str)

@@ -31,7 +31,7 @@ from robopolicy.real.ros2.observation import Observer, check_features, check_rob
 from robopolicy.real.ros2.remote_arm import PLAYED
 from robopolicy.real.ros2.teleop_keys import RemoteKeys
 from robopolicy.real.ros2.wiring import Wiring
-from robopolicy.real.safety import SafetyChain, SafetyError, load_profile
+from robopolicy.real.safety import SafetyChain, SafetyError
 from robopolicy.real.safety.risk import RiskCritic
 from robopolicy.real.safety.tracking import checked
 from robopolicy.real.teleoperation.teleoperator import Teleoperator
@@ -107,7 +107,7 @@ class PolicyRuntime:
 
     def chain(self) -> SafetyChain:
         """Build the limits of the config."""
-        dt, profile = self.wiring.tick_s, load_profile(self.wiring.limits, **self.config.settings())
+        dt, profile = self.wiring.tick_s, self.wiring.profile(**self.config.settings(self.wiring.safety))
         if not self.dry_run:
             checked(profile, dt)
         if profile.settings.energy is not None:

@@ -54,6 +54,7 @@ class Measured:
 
     q: Array  # [n] rad
     torque: Array | None = None  # [n] N·m, external, pushing the arm
+    qd: Array | None = None  # [n] rad/s; recorded, no limit reads it
 
     def joints(self, n: int) -> Array:
         """Return a copy of the joint angles [n] rad.

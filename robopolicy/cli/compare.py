@@ -1,4 +1,4 @@
-"""`robopolicy compare`: compare two checkpoints on the same episodes, with a paired test."""
+"""`robopolicy compare`: compare two checkpoints, or two lists of training seeds, on the same episodes."""
 
 from __future__ import annotations
 
@@ -9,9 +9,11 @@ from robopolicy.config.schema import Count, Device, Natural, Node
 from robopolicy.core.errors import ConfigError
 from robopolicy.evaluation import compare as comparing
 from robopolicy.evaluation import video
+from robopolicy.evaluation.episode_table import EpisodeTable
 from robopolicy.evaluation.forgetting import forgetting, frame, table
 from robopolicy.evaluation.policy_ref import PolicyRef, env_of
 from robopolicy.evaluation.saved import Split, evaluated_rows, filming, joined
+from robopolicy.evaluation.training_seeds import PooledComparison, check_lengths, compare_pooled
 from robopolicy.reporting.run_reader import label
 from robopolicy.runs.checkpointer import load_policy
 from robopolicy.runs.inputs import there
@@ -22,8 +24,8 @@ from robopolicy.utils.threads import set_threads
 
 def compare(
     *,
-    a: Path,
-    b: Path,
+    a: Path | tuple[Path, ...],
+    b: Path | tuple[Path, ...],
     task: Node | None = None,
     names: tuple[str, str] | None = None,
     episodes: Count = 500,
@@ -34,24 +36,65 @@ def compare(
     num_envs: Count = 100,
     device: Device = "cpu",
     threads: Count | None = None,
-) -> comparing.Comparison:
+) -> comparing.Comparison | PooledComparison:
     """Evaluate both checkpoints on the same episodes; write rows, films and comparison.json to `out`.
 
-    With several instructions tasks.csv holds the change of each, which shows forgetting.
+    With several instructions tasks.csv holds the change of each, which shows forgetting. Two lists are training seeds
+    of two algorithms, paired in order: each pair is compared, then all are pooled.
 
     Args:
-        a: the reference, a run directory, checkpoint or policy directory. b: the policy that is compared with it.
+        a: the reference, a run directory, checkpoint or policy directory; or a list, one for each training seed.
+        b: the policy that is compared with it, or a list of the same length.
         names: of both; None: "base" where a is b's base, else the names of their directories.
         episodes: number of paired episodes. videos: films of both side by side, differing outcomes first.
-        out: folder of rows, films and comparison.json; None: b's run directory.
+        out: folder of rows, films and comparison.json; None: b's run directory. Of lists: a folder for each pair in it.
         task: node of the task; None: the one that the run was trained on.
         split: seeds of the episodes: test or validation. deterministic: use the policy's mode in place of a sample.
         num_envs: N, envs at a time. device: of the networks. threads: of torch; None: torch's choice.
 
     Raises:
-        ConfigError: `names` are not two different ones.
+        ConfigError: `names` are not two different ones, or the lists cannot be paired.
     """
     set_threads(threads)
+    how: dict[str, Any] = dict(
+        task=task, episodes=episodes, split=split, deterministic=deterministic, videos=videos, num_envs=num_envs,
+        device=device,
+    )  # fmt: skip
+    if isinstance(a, Path) and isinstance(b, Path):
+        return _compare_pair(a, b, names=names, out=out, **how)[0]
+    a, b = ((x,) if isinstance(x, Path) else x for x in (a, b))
+    check_lengths(len(a), len(b))
+    places = [PolicyRef.of(path, "latest", out) for path in b]
+    folders = [None if out is None else out / place.name for place in places]
+    if len({folder or place.out for folder, place in zip(folders, places, strict=True)}) < len(b):
+        raise ConfigError(f"b: expected policies of different runs, found {[str(path) for path in b]}")
+    found = [_compare_pair(*paths, names=names, out=folder, **how) for *paths, folder in
+             zip(a, b, folders, strict=True)]  # fmt: skip
+    pairs = [(c.a, c.b) for c, _, _ in found]
+    result = compare_pooled(
+        [rows for _, rows, _ in found], [rows for _, _, rows in found], pair_names=pairs, names=names
+    )
+    mark = label(deterministic=deterministic, split=split)
+    file = result.save((out or places[0].out) / f"{joined('training_seeds', mark)}.json")
+    print(f"\n{result.text()}\nthe pooled comparison is in {file}")
+    return result
+
+
+def _compare_pair(
+    a: Path,
+    b: Path,
+    *,
+    task: dict[str, Any] | None,
+    names: tuple[str, str] | None,
+    episodes: int,
+    split: Split,
+    deterministic: bool,
+    videos: int,
+    out: Path | None,
+    num_envs: int,
+    device: str,
+) -> tuple[comparing.Comparison, EpisodeTable, EpisodeTable]:
+    """Compare two policies as `compare` says; also return the rows of both."""
     place_b = PolicyRef.of(b, "latest", out)
     place_a = PolicyRef.of(a, "latest", place_b.out)
     called = names or _names(place_a, place_b)
@@ -79,7 +122,7 @@ def compare(
         ))  # fmt: skip
     if place_b.run is not None:
         print(f"rows and comparison are in {place_b.out}; to look at them: robopolicy report run_dir={place_b.run}")
-    return result
+    return result, rows_a, rows_b
 
 
 def _names(a: PolicyRef, b: PolicyRef) -> tuple[str, str]:

@@ -72,7 +72,7 @@ def quickstart(
         lambda: invoke("compare", a=base, b=refined, task=task, episodes=episodes, videos=videos, threads=threads),
     )  # fmt: skip
     page = stages.run("report", "one page with all of it", lambda: invoke("report", run_dir=refined))
-    _summary(console, stages, result, page)
+    _summary(console, stages, result, page, out)
     return result
 
 
@@ -93,7 +93,7 @@ class Stages:
         return result
 
 
-def _summary(console: Console, stages: Stages, result: Comparison, page: Path) -> None:
+def _summary(console: Console, stages: Stages, result: Comparison, page: Path, out: Path) -> None:
     table = Table(title=f"{result.env}: {result.pairs.total} unseen episodes", title_justify="left")
     for column in ("", "success", "95% interval"):
         table.add_column(column, justify="left" if not column else "right")
@@ -107,6 +107,7 @@ def _summary(console: Console, stages: Stages, result: Comparison, page: Path) -
     console.print(f"paired exact McNemar p = {format_p(result.p_value)}: {result.verdict}")
     console.print(f"{sum(stages.seconds.values()):.0f} s in all ({took}), peak memory {peak_gib():.1f} GiB")
     console.print(f"open [bold]{page}[/] in a browser", soft_wrap=True)
+    console.print(f"demonstrations, base and refined policy: {out}/{{data,bc,residual}}", soft_wrap=True)
 
 
 def peak_gib() -> float:

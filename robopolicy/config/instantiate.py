@@ -11,12 +11,14 @@ that are passed at run time (specs, features) into OmegaConf containers, and its
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from robopolicy.config.hydra_configs import group_files
 from robopolicy.config.plan import Plan, plan_call
-from robopolicy.config.registry import resolve
-from robopolicy.config.schema import PARTIAL, join, signature
+from robopolicy.config.registry import names, resolve
+from robopolicy.config.schema import PARTIAL, TARGET, join, signature
 from robopolicy.core.errors import ConfigError
 
 
@@ -35,7 +37,7 @@ def build(node: Mapping[str, Any], slot: str, where: str = "", /, **runtime: Any
         slot, where: as `resolve`.
 
     Raises:
-        ConfigError: any of `problems`, or a key that both the config and the program set.
+        ConfigError: anything is wrong with the node, or a key that both the config and the program set.
     """
     where = where or slot
     target = resolve(node, slot, where)
@@ -90,6 +92,21 @@ def _runtime_problems(plan: Plan, runtime: Mapping[str, Any], where: str) -> lis
         if kind.__module__ != "builtins" and not isinstance(value, kind):
             found.append(
                 f"{where}: {name} needs a {kind.__name__} as {key!r}, found a {type(value).__name__}. "
-                "Choose options that belong together."
+                f"{_choice_of(key, kind, where)}"
             )
     return found
+
+
+def _choice_of(group: str, kind: type, where: str) -> str:
+    """Say which options of a config group make an object of a class, and where they are chosen."""
+    fitting = []
+    for name in [n for n in names(group) if not n.startswith("lerobot")]:  # others' policies come by base=
+        target = resolve({TARGET: name}, group)
+        fitting += [name] if inspect.isclass(target) and issubclass(target, kind) else []
+    head = re.compile(rf"^{TARGET}: ({'|'.join(fitting)})$", re.MULTILINE)
+    files = group_files().get(group, {}) if fitting else {}
+    options = [option for option, file in files.items() if head.search(file.read_text(encoding="utf-8"))]
+    if not options:
+        return "Choose options that belong together."
+    one = options[0] if len(options) == 1 else f"<{' or '.join(options)}>"
+    return f"Add {group}={one}, or `defaults: [override /{group}: {one}]` to the config of {where}."

@@ -21,7 +21,10 @@ ZERO_ACTION_NODE = {"_target_": "zero_action"}
 
 
 class ResidualPolicy(Policy):
-    """action = clamp(base + scale · u, low, high), u = tanh(net(state, base action)) ∈ [-1, 1].
+    """action = clamp(clamp(base) + scale · u), u = tanh(net(state, base action)) ∈ [-1, 1].
+
+    Both clamps are to the same box [low, high]. Without the first one, u has no gradient where the base lies far
+    outside the box: a small u does not change the action there.
 
     `act` returns the *full* action, so this policy is deployed as it is. All arithmetic is in normalised action units,
     where [-1, 1] is the demonstrated range. The last layer starts at zero: before training this policy is the base,
@@ -37,7 +40,7 @@ class ResidualPolicy(Policy):
 
     Args:
         spec: the base's; observation gains `base_action`, chunks shrink to one step.
-        normalizer: of the demonstrations; `state` and `action` statistics are used.
+        normalizer: of the demonstrations, or the base's; `state` and `action` statistics are used.
         base: the frozen policy, used only through its actions.
         scale: bound of the correction per dimension, normalised units; below 1 it may be unable to undo errors of the
             base. gripper_scale: the same of the gripper channel, large enough to reverse the base's command.
@@ -163,7 +166,9 @@ class ResidualPolicy(Policy):
 
     def combine(self, base_action: Tensor, u: Tensor) -> Tensor:
         """Return the full normalised action [B Da]."""
-        return torch.clamp(base_action + self.scale * u, self.low, self.high)
+        # The sum alone would leave u without a gradient where the base lies outside the box.
+        inside = torch.clamp(base_action, self.low, self.high)
+        return torch.clamp(inside + self.scale * u, self.low, self.high)
 
     def act(self, obs: Obs, *, noise: Tensor | None = None, deterministic: bool = False) -> Tensor:
         """[B 1 Da] from the spec's observations [B To ...] and `base_action` [B Da]; deterministic."""

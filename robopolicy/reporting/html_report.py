@@ -36,8 +36,8 @@ def write_report(
     """Write a self-contained page about one run or several; what is missing is named in it.
 
     Args:
-        run_dirs: in the order to show. Others are compared with the first evaluation that has "base" in its name, or
-            with the first of all.
+        run_dirs: in the order to show. The headline compares two evaluations of one run or of two: the first that has
+            "base" in its name, or the first of all, and the last. Of more runs it compares one with its base, or none.
         names: the two evaluations of the headline (see run_dir.Evaluation); picked when None.
         max_video_mib: films beyond this are left out and named, those that matter least first.
 
@@ -48,7 +48,7 @@ def write_report(
     evaluations = _named_apart(runs)
     envs = sorted({str(e.rows.frame["env"].iloc[0]) for e in evaluations})
     title = title or ", ".join(envs or [run.name for run in runs])
-    pair = _headline_pair(evaluations, names)
+    pair = _headline_pair(evaluations if names else _compared(runs, evaluations), names)
     comparison = compare(pair[0].rows, pair[1].rows, names=(pair[0].name, pair[1].name)) if len(pair) == 2 else None
     base = (pair[0].rows.success_rate().value, pair[0].name) if len(pair) == 2 else None
     split = pair[-1].rows.split if pair else ""
@@ -57,6 +57,7 @@ def write_report(
     tiles, left_out = films([v for run in runs for v in run.videos], max_bytes=int(max_video_mib * 2**20))
     text = render(
         "run.html", title=title, meta=_meta(runs, evaluations), runs=runs, pair=pair,
+        several=len([run for run in runs if run.evaluations]),
         evaluations=evaluations, comparison=comparison, **(_paired(pair, comparison) if comparison else {}),
         split=f"{split} " if split in ("test", "validation", "train") else "",
         rates=plots.interval_chart(rates, width=WIDTH), curves=learning_curves(runs, base),
@@ -136,6 +137,22 @@ def _headline_pair(evaluations: Sequence[Evaluation], names: tuple[str, str] | N
     first = next((e for e in chosen if "base" in e.name), chosen[0])
     others = [e for e in chosen if e is not first and _comparable(first.rows, e.rows)]
     return [first, others[-1]] if others else [chosen[-1]]
+
+
+def _compared(runs: Sequence[Run], evaluations: Sequence[Evaluation]) -> Sequence[Evaluation]:
+    """Return the evaluations to choose the headline from: all of two runs; of more, those of one and of its base.
+
+    The first and the last of more runs are no pair: they may be training seeds of two algorithms.
+
+    Args:
+        evaluations: of all `runs`, in their order.
+    """
+    owners = [run for run in runs for _ in run.evaluations]
+    evaluated = [run for run in runs if run.evaluations]
+    if len(evaluated) <= 2:
+        return evaluations
+    pairs = [(run, base) for run in evaluated for base in evaluated if run.base == base.path.resolve()]
+    return [e for e, owner in zip(evaluations, owners, strict=True) if owner in pairs[0]] if len(pairs) == 1 else []
 
 
 def _comparable(a: EpisodeTable, b: EpisodeTable) -> bool:

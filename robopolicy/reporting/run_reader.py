@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from robopolicy.core.errors import ConfigError, DataError
+from robopolicy.core.errors import ConfigError, DataError, RobopolicyError
 from robopolicy.core.untrusted import WANDB, check_links, parse_json, read_bytes, read_json, refusing
 from robopolicy.evaluation.episode_table import EpisodeTable
 from robopolicy.evaluation.video import INDEX
+from robopolicy.runs.inputs import there
+from robopolicy.runs.run_dir import read_config
 
 # Files of a complete run directory, and the purpose of each.
 PIECES = {
@@ -80,6 +83,14 @@ class Run:
     @property
     def name(self) -> str:
         return self.path.resolve().name
+
+    @property
+    def base(self) -> Path | None:
+        """Directory of the run that this one refined, where it still lies there."""
+        with contextlib.suppress(RobopolicyError):
+            base = (read_config(self.path) or {}).get("base")
+            return there(base) if isinstance(base, str) else None
+        return None
 
     def curve(self, key: str, x: str = "step") -> tuple[list[float], list[float]]:
         """Finite values of `key` against `x`, in the order logged."""

@@ -11,6 +11,7 @@ from robopolicy.cli import compare, eval
 from robopolicy.core.errors import ConfigError
 from robopolicy.evaluation import rollout, saved
 from robopolicy.evaluation.episode_table import EpisodeTable
+from robopolicy.evaluation.training_seeds import PooledComparison
 from robopolicy.reporting.html_report import write_report
 from robopolicy.reporting.run_reader import label, read_run
 from robopolicy.runs.checkpointer import Checkpointer
@@ -78,6 +79,22 @@ def test_comparisons_on_other_splits_leave_those_on_test_episodes(runs: tuple[Pa
     best = compare.compare(a=refined, b=refined / "checkpoints" / "best", episodes=3, videos=0, out=refined)
     assert {k: v for k, v in files(refined).items() if k in after} == after
     assert (best.a, best.b) == ("refined (a)", "refined (b)")
+
+
+def test_lists_are_training_seeds_and_are_pooled(
+    runs: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    steps = tuple(runs[1] / "checkpoints" / f"step_{i:010d}" for i in (1, 3))
+    found = compare.compare(a=(runs[0], runs[0]), b=(steps[1], runs[0]), names=("x", "y"), episodes=3, videos=0)
+    assert isinstance(found, PooledComparison) and [c.pairs.total for c in found.seeds] == [3, 3]
+    assert found.text() in capsys.readouterr().out
+    assert (runs[1] / "training_seeds.json").is_file() and (runs[0] / "comparison.json").is_file()
+    compare.compare(a=(runs[0], runs[0]), b=runs, names=("x", "y"), episodes=3, videos=0, out=tmp_path / "out")
+    assert {p.name for p in (tmp_path / "out").iterdir()} == {"bc", "refined", "training_seeds.json"}
+    with pytest.raises(ConfigError, match=r"^a, b: .*found 1 and 2"):
+        compare.compare(a=runs[0], b=runs, episodes=3)
+    with pytest.raises(ConfigError, match=r"^b: "):
+        compare.compare(a=runs, b=(runs[1], runs[1]), episodes=3)
 
 
 @pytest.mark.parametrize("names", [("x", "x"), ("", "x"), ("x", "")])

@@ -17,7 +17,9 @@ from robopolicy.config import registry
 from robopolicy.config.plan import plan_call
 from robopolicy.config.schema import PARTIAL, Count, Device, Fraction, Natural, Node, Positive, describe
 from robopolicy.core.errors import ConfigError
+from robopolicy.policies.base import LikelihoodPolicy
 from robopolicy.policies.factory import build_policy
+from robopolicy.policies.residual import ResidualPolicy
 from tests.fakes import PointPolicy
 
 
@@ -253,8 +255,10 @@ def test_code_of_the_users_own_joins_by_its_name(tmp_path: Path, monkeypatch: py
     monkeypatch.syspath_prepend(str(tmp_path))
     with pytest.raises(ConfigError, match=r"network\._target_: .*'mine'"):
         b.build({"_target_": "mine", "size": 3}, "network")
+    caplog.set_level("INFO")
     registry.allow("my_robot_code")
     assert "network=mine" in caplog.text
+    assert [r.levelname for r in caplog.records] == ["INFO"], "no warning of a thing that was asked for"
     assert registry.admitted() == ("my_robot_code",)
     assert b.build({"_target_": "mine", "size": 3}, "network") == 3
     for wrong in ("my_robot_kode", "my_robot_code.nothing", "../my_robot_code", ""):
@@ -314,3 +318,22 @@ def test_annotations_read_like_english() -> None:
     assert describe(tuple[int, ...]) == "[int, …]"
     assert describe(Path) == "Path"
     assert describe(Node | None) == "config node | null"
+
+
+def test_a_policy_of_another_class_names_the_options_that_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    def one(policy: Any) -> None: ...
+
+    def many(policy: Any) -> None: ...
+
+    monkeypatch.setattr(registry, "_SLOTS", {k: dict(v) for k, v in registry._SLOTS.items()})
+    for function, kind, options in (
+        (one, ResidualPolicy, "policy=residual"),
+        (many, LikelihoodPolicy, "policy=<gaussian or mixture>"),
+    ):
+        function.__annotations__["policy"] = kind
+        registry.register("algo", function.__name__)(function)
+        with pytest.raises(ConfigError) as found:
+            b.build({"_target_": function.__name__}, "algo", policy=torch.nn.Identity())
+        said = str(found.value)
+        assert f"needs a {kind.__name__} as 'policy', found a Identity. Add {options}, or `defaults: [" in said
+        assert "` to the config of algo." in said
