@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from robopolicy.config.instantiate import arguments_for, call_problems, raise_all
+from robopolicy.config.instantiate import arguments_for
 from robopolicy.config.schema import Count, Natural, Node, Positive
 from robopolicy.core.errors import ConfigError
 from robopolicy.core.rng import episode_seeds
@@ -108,5 +108,4 @@ class DeployConfig:
         Raises:
             ConfigError: unknown or missing keys, or values of another type; lists all of them.
         """
-        raise_all(call_problems(cls, values, "deploy"))
-        return cls(**arguments_for(cls, values))
+        return cls(**arguments_for(cls, values, "deploy"))

@@ -8,7 +8,7 @@ from collections import deque
 
 from robopolicy.real.ros2.wiring import Wiring
 from robopolicy.real.safety import SafetyError
-from robopolicy.real.safety.safety_mode import Patience
+from robopolicy.real.safety.decision import Patience
 
 SLACK = 0.01  # s by which a state may be less delayed than the median of them
 AHEAD = 0.05  # s by which a stamp may lie in the future, as no clock is exact

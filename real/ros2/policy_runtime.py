@@ -13,7 +13,7 @@ from robopolicy.core.errors import SpecError
 from robopolicy.core.specs import PolicySpec, check_fits
 from robopolicy.core.types import BASE_ACTION, IMAGES
 from robopolicy.evaluation.policy_ref import PolicyRef
-from robopolicy.policies.base import Policy
+from robopolicy.policies.base import Policy, with_bases
 from robopolicy.policies.find import read_spec
 from robopolicy.real.control.control_loop import ControlLoop
 from robopolicy.real.control.joint_filter import without
@@ -144,9 +144,7 @@ class PolicyRuntime:
         """Prepare an episode, and end the recording of the one before."""
         self.end(None)
         if self.process is not None and self.process.ended:
-            raise PlanningError(
-                "planner: its process has ended, expected it to run; clean up and configure the node again"
-            )
+            raise PlanningError("planner: its process has ended. Clean up and configure the node again")
         if self.recorder is not None:
             policy_id = self.policy.ident if isinstance(self.policy, RemotePlanner) else self.policy_id
             self.recorder.begin(header_of(
@@ -191,7 +189,7 @@ def _policy(config: DeployConfig) -> Policy | RemotePlanner:
 def _specs(policy: Policy | RemotePlanner) -> list[PolicySpec]:
     """Of a policy and of those that it corrects, which see and act too; the undermost comes last."""
     if isinstance(policy, Policy):
-        return [policy.spec, *([] if policy.base is None else _specs(policy.base))]
+        return [level.spec for level in with_bases(policy)]
     if unknown := [k for k in policy.keys if k.startswith(IMAGES) and k not in policy.spec.observation]:
         raise SpecError(f"server: its policy corrects one that sees {unknown}, of which nothing is known here")
     return [policy.spec]

@@ -136,9 +136,10 @@ def _episode(operator: EpisodeClient, seed: int, horizon: int, dry_run: bool = F
     operator.transition("deactivate")
     mine = operator.status[policy_node.NAME]
     ticks, steps = max(1, int(mine["ticks"])), max(1, int(mine["step"]))
+    mode = mine["mode"] or ("FAULT" if "fault:" in mine["reasons_now"] else "RUN")
     counts = json.loads(mine["counts"])
     return Episode(
-        seed, success, steps, theirs["aborted"], mine["mode"] or last_mode(mine), int(mine["changed"]) / ticks,
+        seed, success, steps, theirs["aborted"], mode, int(mine["changed"]) / ticks,
         counts.get("loop_paced", 0) / steps, Counter(json.loads(mine["reasons"])),
         (counts.get("loop_human", 0) + counts.get("loop_rewind", 0)) / steps, int(mine["ticks"]),
     )  # fmt: skip
@@ -158,8 +159,3 @@ def activate(operator: EpisodeClient, *, patience: float = 5.0) -> None:
             if time.monotonic() > until:
                 raise
             time.sleep(0.5)
-
-
-def last_mode(status: dict[str, str]) -> str:
-    """Return the mode before deactivation, by the reasons that were given last."""
-    return "FAULT" if "fault:" in status["reasons_now"] else "RUN"

@@ -17,8 +17,8 @@ from robopolicy.core.types import IMAGES
 from robopolicy.core.untrusted import checked, read_yaml, refusing
 from robopolicy.real.ros2.channels import STRICT, CameraTopic, GripperTopic, OutputTopic, Topic, WiringError
 from robopolicy.real.safety import Profile, SafetyError, profile_names, read_profile
+from robopolicy.real.safety.decision import Patience
 from robopolicy.real.safety.profile import FOLDER as PROFILES
-from robopolicy.real.safety.safety_mode import Patience
 
 FOLDER = Path(configs.__file__).parent / "robots"
 SIMULATED, SIMULATED_JOINTS = "mujoco_arm", 7  # node and joints of the simulated arm

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -11,7 +12,8 @@ from robopolicy.config.schema import Count, Device, Natural, Node
 from robopolicy.core.errors import ConfigError
 from robopolicy.evaluation.episode_table import EpisodeTable
 from robopolicy.evaluation.policy_ref import PolicyRef, env_of, set_retrieval_memory
-from robopolicy.evaluation.saved import Split, evaluated_rows, film
+from robopolicy.evaluation.saved import Split, evaluated_rows, filming
+from robopolicy.evaluation.video import film
 from robopolicy.policies.finetuning import check_sampling, resampled
 from robopolicy.reporting.run_reader import label
 from robopolicy.reporting.suite import Suite, SuiteResult
@@ -68,9 +70,7 @@ def evaluate(
     """
     if suite is not None:
         if any(given is not None for given in (task, name, world, variants, memory, sampling)):
-            raise ConfigError(
-                "suite: brings its own tasks and names; leave task, name, world, variants, memory and sampling away"
-            )
+            raise ConfigError("suite: has its own tasks: leave task, name, world, variants, memory and sampling away")
         return evaluate_suite(
             suite, checkpoint, which=which, episodes=episodes, split=split, deterministic=deterministic, only=only,
             out=out, num_envs=num_envs, jobs=jobs, device=device, threads=threads,
@@ -110,5 +110,6 @@ def evaluate(
         if place.run is None:
             print(f"rows: {place.out}")
         if videos and world is None:
-            film(policy, env, rows, place.out / "videos" / (called or split), videos, deterministic)
+            out = place.out / "videos" / (called or split)
+            filming(partial(film, policy, env, rows, out, count=videos, deterministic=deterministic))
     return every[0]

@@ -16,7 +16,6 @@ from robopolicy.cli.main import invoke
 from robopolicy.config.schema import Count, Fraction, Natural, Node
 from robopolicy.datasets.metadata import recorded
 from robopolicy.evaluation.compare import Comparison, format_p
-from robopolicy.evaluation.statistics import Interval
 
 
 def quickstart(
@@ -99,7 +98,7 @@ def _summary(console: Console, stages: Stages, result: Comparison, page: Path, o
     for column in ("", "success", "95% interval"):
         table.add_column(column, justify="left" if not column else "right")
     for name, rate in ((f"{result.a} (imitation)", result.rate_a), (f"{result.b} (refined)", result.rate_b)):
-        table.add_row(name, *_percent(rate))
+        table.add_row(name, f"{100 * rate.value:.1f}%", f"{100 * rate.low:.1f} to {100 * rate.high:.1f}")
     d = result.difference
     table.add_row("difference", f"{100 * d.value:+.1f} points", f"{100 * d.low:+.1f} to {100 * d.high:+.1f}")
     console.print()
@@ -109,10 +108,6 @@ def _summary(console: Console, stages: Stages, result: Comparison, page: Path, o
     console.print(f"{sum(stages.seconds.values()):.0f} s in all ({took}), peak memory {peak_gib():.1f} GiB")
     console.print(f"open [bold]{page}[/] in a browser", soft_wrap=True)
     console.print(f"demonstrations, base and refined policy: {out}/{{data,bc,residual}}", soft_wrap=True)
-
-
-def _percent(value: Interval) -> tuple[str, str]:
-    return f"{100 * value.value:.1f}%", f"{100 * value.low:.1f} to {100 * value.high:.1f}"
 
 
 def peak_gib() -> float:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from robopolicy.config.hydra_configs import group_files
@@ -20,31 +20,6 @@ from robopolicy.config.plan import Plan, plan_call
 from robopolicy.config.registry import names, resolve
 from robopolicy.config.schema import PARTIAL, TARGET, join, signature
 from robopolicy.core.errors import ConfigError
-
-
-def problems(
-    node: Mapping[str, Any], slot: str, where: str = "", *, supplied: Iterable[str] | None = None
-) -> list[str]:
-    """Return everything that is wrong with a node and the nodes in it, one sentence each; nothing is built.
-
-    Args:
-        slot, where: as `resolve`.
-        supplied: names that the caller passes at run time; None: unknown yet, so required ones may be missing.
-    """
-    try:
-        return plan_call(resolve(node, slot, where), node, where or slot, None if node.get(PARTIAL) else supplied)[1]
-    except ConfigError as error:
-        return [str(error)]
-
-
-def call_problems(target: Callable[..., Any], arguments: Mapping[str, Any], name: str = "") -> list[str]:
-    """Return `problems` of the keyword arguments of a target; `name`: its name in the messages."""
-    return plan_call(target, arguments, "", None, name)[1]
-
-
-def check(node: Mapping[str, Any], slot: str, where: str = "", *, supplied: Iterable[str] | None = None) -> None:
-    """Raise ConfigError that lists all `problems`."""
-    raise_all(problems(node, slot, where, supplied=supplied))
 
 
 def raise_all(found: list[str], error: type[ConfigError] = ConfigError) -> None:
@@ -62,7 +37,7 @@ def build(node: Mapping[str, Any], slot: str, where: str = "", /, **runtime: Any
         slot, where: as `resolve`.
 
     Raises:
-        ConfigError: any of `problems`, or a key that both the config and the program set.
+        ConfigError: anything is wrong with the node, or a key that both the config and the program set.
     """
     where = where or slot
     target = resolve(node, slot, where)
@@ -97,7 +72,7 @@ def arguments_for(
         error: the class to raise.
 
     Raises:
-        ConfigError: any of `call_problems`, required arguments apart.
+        ConfigError: anything is wrong with them; missing ones are not.
     """
     plan, found = plan_call(target, arguments, "", None, name)
     raise_all(found, error)

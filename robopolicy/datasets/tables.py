@@ -138,9 +138,7 @@ def read_tasks(source: DatasetInfo, index: NDArray[np.int64]) -> tuple[tuple[str
     by_index = _task_table(source)
     unknown = sorted(set(np.unique(index).tolist()) - set(by_index))
     if unknown:
-        raise DataError(
-            f"{source.root}: task_index {unknown[0]} is used in data/ but has no text in meta/tasks.parquet"
-        )
+        raise DataError(f"{source.root}: task_index {unknown[0]} of data/ has no text in meta/tasks.parquet")
     tasks = source.meta.tasks if source.meta else tuple(by_index.values())
     for text in by_index.values():
         if text not in tasks:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -20,14 +21,17 @@ from robopolicy.runs.run_dir import CONFIG, own_task, read_config
 _NOTHING = "none"  # memory=none
 
 
+@dataclass
 class PolicyRef:
     """Folders of a policy, of its run and of its results."""
 
+    policy: Path
+    run: Path | None
+    out: Path
+    name: str
+    checkpoint: str = ""
     lerobot_run: Path | None = None
-    provenance_suffix = ""  # names a memory or sampler that replaces the policy's own
-
-    def __init__(self, policy: Path, run: Path | None, out: Path, name: str, *, checkpoint: str = "") -> None:
-        self.policy, self.run, self.out, self.name, self.checkpoint = policy, run, out, name, checkpoint
+    provenance_suffix: str = ""  # names a memory or sampler that replaces the policy's own
 
     @classmethod
     def of(cls, path: Path, which: Literal["latest", "best"], out: Path | None) -> PolicyRef:
@@ -57,9 +61,8 @@ class PolicyRef:
             raise ConfigError(f"{run}: its robopolicy/ is a link that leads out of it; say with out=<folder>")
         check_links(run / "robopolicy")
         newest = (run / "checkpoints" / "last").resolve().name
-        ref = cls(policy, None, out or run / "robopolicy", run.name, checkpoint="" if step == newest else step)
-        ref.lerobot_run = run
-        return ref
+        checkpoint = "" if step == newest else step
+        return cls(policy, None, out or run / "robopolicy", run.name, checkpoint, lerobot_run=run)
 
     @property
     def ident(self) -> str:

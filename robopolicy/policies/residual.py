@@ -100,9 +100,7 @@ class ResidualPolicy(Policy):
         columns = state_columns(joined([spec.observation[k] for k in self.vectors]), state, where="policy.state")
         self.register_buffer("columns", torch.tensor(columns, dtype=torch.int64), persistent=False)
         if not columns and not self.encoded_dim:
-            raise SpecError(
-                "policy.state: names nothing, so the residual would be blind. Name elements, or null for all."
-            )
+            raise SpecError("policy.state: names nothing: the residual would be blind. Name elements, or null for all.")
         seen_dim = len(columns) + self.encoded_dim
         # Layout of the first layers, the critics' included, with weights for each task; or None.
         self.layout = TaskLayout(seen_dim, self.tasks) if task_weights and self.tasks > 1 else None

@@ -142,9 +142,7 @@ class Observations:
                 raise SpecError(f"{self.env}: observation: expected key {key!r}, found {sorted(parts)}")
             value = as_array(parts[key], f"{self.env}: observation {key!r}")
             if value.shape != (count, *box.shape):
-                raise SpecError(
-                    f"{self.env}: observation {key!r}: expected shape {(count, *box.shape)}, found {value.shape}"
-                )
+                raise SpecError(f"{self.env}: observation {key!r}: expected {(count, *box.shape)}, found {value.shape}")
             found[key] = value
         obs: Obs = {}
         for key in self.layout.images:

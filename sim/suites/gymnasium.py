@@ -122,9 +122,7 @@ def make(
     _check_options(options or {}, "task.options")
     register(package)
     if name not in gymnasium.registry:
-        raise ConfigError(
-            f"task.name={name!r}: no such Gymnasium id is registered. {closest(name, gymnasium.registry)}"
-        )
+        raise ConfigError(f"task.name={name!r}: no such id is registered. {closest(name, gymnasium.registry)}")
     own = gymnasium.registry[name].max_episode_steps
     steps, options = steps_of(horizon, own, own), dict(options or {})
     facts = {"options": options, "own_reward": own_reward} | ({} if success is None else {"told_by": success})

@@ -15,7 +15,6 @@ from robopolicy.networks.critics import CriticEnsemble
 from robopolicy.networks.task_conditioned import by_task
 from robopolicy.policies.normalizer import Normalizer
 from robopolicy.policies.residual import ResidualPolicy
-from robopolicy.runs import checkpointer
 from robopolicy.training.off_policy import off_policy
 from tests.evaluation.points import DivergingPoint
 from tests.fakes import MemoryCheckpoints, NoTracker, PointEnv, PointPolicy
@@ -218,26 +217,6 @@ def test_a_resumed_run_logs_the_same_lines():
     diverged = int((~whole.latest()["replay"]["store"]["valid"]).sum())
     assert result["train_diverged"] == want[-1][1]["train/diverged"] == diverged > 0, "counted since the run began"
     assert 0.0 < want[-1][1]["train/intervened"] < 1.0
-
-
-@pytest.mark.parametrize("format", [1, 2, 3])
-def test_runs_that_an_earlier_version_began_go_on(tmp_path, monkeypatch, format):
-    """Format 1, as its first commits wrote it, and those after it."""
-    policy, algo, env = make()
-    policy.config = policy.base.config = {"_target_": "of.a.test"}
-    checkpoints = MemoryCheckpoints()
-    loop(algo, env, checkpoints, total_steps=200)
-    state = checkpoints.latest()
-    del state["player"]
-    if format < 3:
-        del state["tally"]["decline"]
-    if format == 1:
-        state["recent"] = state.pop("tally")["recent"]
-        del state["metrics"], state["best"]
-    monkeypatch.setattr(checkpointer, "FORMAT", format)
-    checkpointer.Checkpointer(tmp_path).save(200, policy=algo.policy, state=state)
-    monkeypatch.undo()
-    assert loop(algo, env, checkpointer.Checkpointer(tmp_path), total_steps=400)["steps"] == 400
 
 
 @pytest.mark.parametrize("warmup_steps", [0, 8, 100])

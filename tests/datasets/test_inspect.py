@@ -71,7 +71,7 @@ STAMP = "timestamp, episode 1, frame 4: "
          ["observation.state, episode 1, frame 1: element 'y' is nan (frame 1)"]),
         ("next.reward", put(15, math.inf), ["next.reward, episode 2, frame 1: element 0 is inf (frame 1)."]),
         ("action", put(3, 0.2, 1), ["action, episode 0, frame 3: 'dy' is 0.2 m, limits are [-0.1, 0.1] (frame 3)."]),
-        ("task_index", put(0, 9), ["task_index: task_index 9 is used in data/ but has no text in meta/tasks.parquet."]),
+        ("task_index", put(0, 9), ["task_index: task_index 9 of data/ has no text in meta/tasks.parquet."]),
         (ENV_STATE, move(SECOND, 0.5), [f"{ENV_STATE}: differs from 'observation.state', whose copy it is taken for"]),
         ("observation.state", put(0, None), ["observation.state: 'observation.state' must have shape (3,)"]),
     ],

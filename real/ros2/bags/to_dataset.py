@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 
 from robopolicy.core.errors import ConfigError, DataError
 from robopolicy.core.types import STATE, TASK, ActionSpec, Feature
+from robopolicy.datasets.converted import Converted, UnusableError, add_episode
 from robopolicy.datasets.lerobot_writer import DatasetWriter
 from robopolicy.real.datasets.bag_options import BagOptions
-from robopolicy.real.datasets.converted import Converted, UnusableError, add_episode
 from robopolicy.real.ros2.bags.checks import check_stream
 from robopolicy.real.ros2.bags.reader import Bag, bags_in
 from robopolicy.real.ros2.bags.streams import Streams

@@ -15,8 +15,7 @@ from robopolicy.real.ros2.timeline import MATCH, Timeline
 from robopolicy.real.ros2.wiring import load_wiring
 from robopolicy.real.safety import Mode, SafetyChain, SafetyError, load_profile
 from robopolicy.real.safety.audit import joint_violations
-from robopolicy.real.safety.decision import Measured
-from robopolicy.real.safety.safety_mode import Patience
+from robopolicy.real.safety.decision import Measured, Patience
 from robopolicy.sim.tasks import make_task
 from tests.real.streams import stream_of
 
