@@ -23,7 +23,7 @@ from robopolicy.networks.critics import CriticEnsemble
 from robopolicy.policies.base import SEEN, Policy
 from robopolicy.policies.denoising import ChunkDenoiser
 from robopolicy.policies.normalizer import ACTION
-from robopolicy.utils.optim import AveragedAdam, load_optimizer_state, optimizer_state
+from robopolicy.utils.optim import actor_adam, load_optimizer_state, optimizer_state
 
 
 class ChunkLearner:
@@ -89,7 +89,7 @@ class ChunkLearner:
         self.policy_params = list[Tensor](policy.finetuned_parameters())
         self.actor_params = list[Tensor](self.learned.finetuned_parameters())
         self.critic_optim = torch.optim.Adam(self.critic_params, lr=critic_lr, fused=True)
-        self.actor_optim = AveragedAdam(
+        self.actor_optim = actor_adam(
             self.actor_params, self.policy_params, lr=actor_lr, average=average, warmup=actor_warmup
         )
         self.pessimism, self.tau, self.grad_norm, self.noise_samples = pessimism, tau, grad_norm, noise_samples
@@ -180,11 +180,8 @@ class ChunkLearner:
         norm = self._descend(loss, self.actor_params, self.actor_optim, "actor")
         return {"actor/imitation": float(loss.detach()), "actor/grad_norm": float(norm)}
 
-    def _descend(
-        self, loss: Tensor, params: list[Tensor], optim: torch.optim.Optimizer | AveragedAdam, name: str
-    ) -> Tensor:
-        for parameter in params:
-            parameter.grad = None
+    def _descend(self, loss: Tensor, params: list[Tensor], optim: torch.optim.Optimizer, name: str) -> Tensor:
+        optim.zero_grad(set_to_none=True)
         # Naming the inputs skips the gradients of everything else; see ResidualTD3 for why not by `grad`.
         torch.autograd.backward(loss, inputs=params)
         norm = nn.utils.clip_grad_norm_(params, self.grad_norm)
@@ -202,7 +199,8 @@ class ChunkLearner:
             "policy": [p.detach().clone() for p in self.policy_params],
             "critic": self.critic.state_dict(),
             "target": self.target.state_dict(),
-            "actor_optim": self.actor_optim.state_dict(),
+            "learned": [p.detach().clone() for p in self.actor_params],
+            "actor_optim": optimizer_state(self.actor_optim),
             "critic_optim": optimizer_state(self.critic_optim),
             "generator": self.generator.get_state(),
             "updates": self.updates,
@@ -210,11 +208,11 @@ class ChunkLearner:
 
     @torch.no_grad()
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        for parameter, saved in zip(self.policy_params, state["policy"], strict=True):
-            parameter.copy_(saved)
+        torch._foreach_copy_(self.policy_params, state["policy"])
+        torch._foreach_copy_(self.actor_params, state["learned"])
         self.critic.load_state_dict(state["critic"])
         self.target.load_state_dict(state["target"])
-        self.actor_optim.load_state_dict(state["actor_optim"])
+        load_optimizer_state(self.actor_optim, state["actor_optim"])
         load_optimizer_state(self.critic_optim, state["critic_optim"])
         self.generator.set_state(state["generator"])
         self.updates = int(state["updates"])

@@ -24,7 +24,7 @@ from robopolicy.core.errors import ConfigError
 from robopolicy.core.types import BASE_ACTION, Metrics, Obs
 from robopolicy.networks.critics import CriticEnsemble
 from robopolicy.policies.residual import ResidualPolicy
-from robopolicy.utils.optim import AveragedAdam, load_optimizer_state, optimizer_state
+from robopolicy.utils.optim import actor_adam, load_optimizer_state, optimizer_state
 
 
 class ResidualTD3:
@@ -96,7 +96,7 @@ class ResidualTD3:
         self.actor_params = list[Tensor](self.actor.parameters())
         self.critic_params = list[Tensor](self.critic.parameters())
         self.target_params = list[Tensor](self.target.parameters())
-        self.actor_optim = AveragedAdam(
+        self.actor_optim = actor_adam(
             self.actor_params, list(policy.net.parameters()), lr=actor_lr, average=average, warmup=actor_warmup
         )
         self.critic_optim = torch.optim.Adam(self.critic_params, lr=critic_lr, fused=True)
@@ -196,7 +196,7 @@ class ResidualTD3:
             climbed = (mean - self.confidence * deviation).mean()
             metrics |= {"actor/gain": mean.detach().mean(), "actor/gain_deviation": deviation.detach().mean()}
         loss = weight * size - climbed
-        self.actor_optim.adam.zero_grad(set_to_none=True)
+        self.actor_optim.zero_grad(set_to_none=True)
         # `inputs` skips the gradients of the critic's parameters. A fused optimiser needs each gradient in its
         # parameter's memory layout, which `backward` gives and `torch.autograd.grad` does not.
         torch.autograd.backward(loss, inputs=self.actor_params)
@@ -212,7 +212,8 @@ class ResidualTD3:
             "policy": self.policy.net.state_dict(),
             "critic": self.critic.state_dict(),
             "target": self.target.state_dict(),
-            "actor_optim": self.actor_optim.state_dict(),
+            "learned": [p.detach().clone() for p in self.actor_params],
+            "actor_optim": optimizer_state(self.actor_optim),
             "critic_optim": optimizer_state(self.critic_optim),
             "generator": self.generator.get_state(),
             "updates": self.updates,
@@ -223,7 +224,9 @@ class ResidualTD3:
         self.policy.net.load_state_dict(state["policy"])
         self.critic.load_state_dict(state["critic"])
         self.target.load_state_dict(state["target"])
-        self.actor_optim.load_state_dict(state["actor_optim"])
+        with torch.no_grad():
+            torch._foreach_copy_(self.actor_params, state["learned"])
+        load_optimizer_state(self.actor_optim, state["actor_optim"])
         load_optimizer_state(self.critic_optim, state["critic_optim"])
         self.generator.set_state(state["generator"])
         self.updates = int(state["updates"])

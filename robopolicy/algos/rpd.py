@@ -19,8 +19,8 @@ from robopolicy.buffers.collector import Record, Rollout
 from robopolicy.config.schema import Fraction, Natural, NonNegative, Positive
 from robopolicy.core.errors import CheckpointError, SpecError
 from robopolicy.core.specs import PolicySpec, check_action_spec
-from robopolicy.core.types import Metrics, Obs
-from robopolicy.policies.base import Policy, newest
+from robopolicy.core.types import Metrics, Obs, newest
+from robopolicy.policies.base import Policy
 from robopolicy.policies.gaussian import GaussianPolicy
 from robopolicy.policies.normalizer import ACTION
 

@@ -8,9 +8,9 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from robopolicy.core.types import IMAGES, Obs, VecEnv, check_finite
+from robopolicy.core.types import IMAGES, Obs, VecEnv, check_finite, newest
 from robopolicy.envs.wrappers import ChunkQueue, request_images
-from robopolicy.policies.base import Policy, newest
+from robopolicy.policies.base import Policy
 
 Record = dict[str, Tensor]
 

@@ -13,12 +13,15 @@ from __future__ import annotations
 
 import math
 from dataclasses import asdict, dataclass
-from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
 from robopolicy.core.errors import DataError, SpecError
+
+if TYPE_CHECKING:
+    from robopolicy.core.specs import PolicySpec
 
 Obs = dict[str, Tensor]
 Metrics = dict[str, float]
@@ -245,3 +248,8 @@ def check_finite(step: Step, names: tuple[str, ...] | None = None) -> None:
         f"{what} of env {env} is {float(found)}, expected a finite number. Where the physics failed, the env has to "
         "say so: Step.valid=False."
     )
+
+
+def newest(obs: Obs, spec: PolicySpec) -> Obs:
+    """Select the keys of `spec` and its last To frames of obs [B ≥To ...]; `base_action` has no history axis."""
+    return {k: obs[k] if k == BASE_ACTION else obs[k][:, -spec.n_obs_steps :] for k in spec.observation}

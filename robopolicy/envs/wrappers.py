@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from robopolicy.core.rng import keyed_normal
-from robopolicy.core.types import BASE_ACTION, IMAGES, Feature, Obs, Selective, Stateful, Step, VecEnv, close
-from robopolicy.policies.base import Policy, newest
+from robopolicy.core.types import BASE_ACTION, IMAGES, Feature, Obs, Selective, Stateful, Step, VecEnv, close, newest
+from robopolicy.policies.base import Policy
 
 
 class Wrapper:

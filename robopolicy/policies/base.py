@@ -110,11 +110,6 @@ def with_bases(policy: Policy) -> list[Policy]:
     return [policy] if policy.base is None else [policy, *with_bases(policy.base)]
 
 
-def newest(obs: Obs, spec: PolicySpec) -> Obs:
-    """Select the keys of `spec` and its last To frames of obs [B ≥To ...]; `base_action` has no history axis."""
-    return {k: obs[k] if k == BASE_ACTION else obs[k][:, -spec.n_obs_steps :] for k in spec.observation}
-
-
 class LikelihoodPolicy(Policy):
     """A policy over chunks whose density is known. `cond_dim`: C of the encoded observation.
 

@@ -14,11 +14,11 @@ from torch import Tensor, nn
 from robopolicy.config.schema import Count, Natural
 from robopolicy.core.errors import ConfigError, RobopolicyError
 from robopolicy.core.specs import PolicySpec
-from robopolicy.core.types import Metrics, Obs
+from robopolicy.core.types import Metrics, Obs, newest
 from robopolicy.networks.denoiser import Denoiser
 from robopolicy.networks.encoders import ObservationEncoder
 from robopolicy.networks.lora import adapt, plain_state
-from robopolicy.policies.base import SEEN, DenoisingPolicy, DenoisingStep, newest
+from robopolicy.policies.base import SEEN, DenoisingPolicy, DenoisingStep
 from robopolicy.policies.denoising_chain import ChainNoise, DenoisingChain, check_stochastic, gaussian_log_prob
 from robopolicy.policies.factory import build_policy
 from robopolicy.policies.normalizer import ACTION, Normalizer

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from robopolicy.config.schema import Count, NonNegative, Positive
 from robopolicy.core.errors import SpecError
 from robopolicy.core.specs import PolicySpec, state_columns
-from robopolicy.core.types import BASE_ACTION, IMAGES, TASK, Feature, Obs
+from robopolicy.core.types import BASE_ACTION, IMAGES, TASK, Feature, Obs, newest
 from robopolicy.networks.task_conditioned import TaskLayout, TaskLinear
-from robopolicy.policies.base import SEEN, DenoisingPolicy, LikelihoodPolicy, Policy, newest
+from robopolicy.policies.base import SEEN, DenoisingPolicy, LikelihoodPolicy, Policy
 from robopolicy.policies.normalizer import Normalizer
 from robopolicy.policies.state_vectors import joined, state_vectors
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Adam
 
 from robopolicy.core.errors import CheckpointError
 
@@ -52,7 +53,7 @@ def load_optimizer_state(optimizer: torch.optim.Optimizer, state: dict[str, dict
     optimizer.load_state_dict({**optimizer.state_dict(), "state": {int(i): v for i, v in state.items()}})
 
 
-class AveragedAdam:
+class AveragedAdam(Adam):
     """Adam whose learning rate rises linearly from 0, and an exponential average of the weights that it learns.
 
     Args:
@@ -65,29 +66,27 @@ class AveragedAdam:
     def __init__(
         self, learned: list[Tensor], acting: list[Tensor], *, lr: float, average: float = 1.0, warmup: int = 0
     ) -> None:
-        self.learned, self.acting, self.lr, self.average, self.warmup = learned, acting, lr, average, warmup
-        self.adam = torch.optim.Adam(learned, lr=lr, fused=True)
+        super().__init__(learned, lr=lr, fused=True)
+        self.learned, self.acting, self.full_lr, self.average, self.warmup = learned, acting, lr, average, warmup
         self.steps = 0
 
     @torch.no_grad()
-    def step(self) -> None:
+    def step(self, closure: None = None) -> None:  # type: ignore[override]  # the losses here need no closure
         """Take one step on the gradients that are there; the average follows."""
         self.steps += 1
         if self.warmup:
-            self.adam.param_groups[0]["lr"] = self.lr * min(1.0, self.steps / self.warmup)
-        self.adam.step()
+            self.param_groups[0]["lr"] = self.full_lr * min(1.0, self.steps / self.warmup)
+        super().step()
         if self.average < 1.0:
             torch._foreach_lerp_(self.acting, self.learned, self.average)
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return all but the acting weights, which are the policy's."""
-        learned = [p.detach().clone() for p in self.learned] if self.average < 1.0 else []
-        return {"adam": optimizer_state(self.adam), "learned": learned, "steps": self.steps}
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        super().load_state_dict(state_dict)
+        self.steps = max((int(values["step"]) for values in self.state.values()), default=0)
 
-    @torch.no_grad()
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Load the result of `state_dict`; the acting weights are the policy's and loaded before."""
-        for parameter, saved in zip(self.learned, state["learned"] or self.acting, strict=True):
-            parameter.copy_(saved)
-        load_optimizer_state(self.adam, state["adam"])
-        self.steps = int(state["steps"])
+
+def actor_adam(learned: list[Tensor], acting: list[Tensor], *, lr: float, average: float, warmup: int) -> Adam:
+    """Return an AveragedAdam, or Adam itself where nothing is averaged or warmed up."""
+    if average == 1.0 and not warmup:
+        return Adam(learned, lr=lr, fused=True)
+    return AveragedAdam(learned, acting, lr=lr, average=average, warmup=warmup)

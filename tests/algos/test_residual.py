@@ -531,7 +531,7 @@ def test_what_acts_follows_the_actor_by_an_average():
 def test_the_learning_rate_of_the_actor_rises_from_zero():
     policy, algo, _ = make(actor_warmup=4, actor_lr=1e-3)
     state, base = policy.features(batch_of(policy).obs)
-    rates = [algo._update_actor(state, base, 1.0) and algo.actor_optim.adam.param_groups[0]["lr"] for _ in range(6)]
+    rates = [algo._update_actor(state, base, 1.0) and algo.actor_optim.param_groups[0]["lr"] for _ in range(6)]
     assert rates == pytest.approx([0.25e-3, 0.5e-3, 0.75e-3, 1e-3, 1e-3, 1e-3])
 
 
