@@ -19,6 +19,7 @@ from torch import Tensor
 
 from robopolicy.algos.advantage_estimator import Advantages
 from robopolicy.algos.chunk_critic import ChunkLearner
+from robopolicy.algos.chunk_warnings import ChunkWarnings
 from robopolicy.algos.dppo import ChainObjective, DenoisingConfig, DenoisingSamples
 from robopolicy.buffers.chunk_replay_buffer import DEMONSTRATION, REWIND, ChunkBatch
 from robopolicy.config.schema import Count, Fraction, Natural, NonNegative, Positive
@@ -100,6 +101,7 @@ class OGPO(ChunkLearner):
         )
         self.anchor, self.anchor_final, self.anchor_steps = anchor, anchor_final, anchor_steps
         self.explore_noise = explore_noise
+        self.warnings = ChunkWarnings(self.played, self.critic.heads)
         self.size = 0.0  # running mean |advantage|, in units of Q
 
     @torch.no_grad()
@@ -119,6 +121,7 @@ class OGPO(ChunkLearner):
         """
         self.updates += 1
         batch = batch.to(self.device)
+        self.warnings.see(batch)
         metrics = self.update_critic(batch, self.sample(batch.next_obs[SEEN], 1)[:, 0])
         if learned_steps is not None and self.updates % self.policy_delay == 0:
             self.objective.anchor = self.anchor_weight(learned_steps)
@@ -137,6 +140,7 @@ class OGPO(ChunkLearner):
         """
         chosen = torch.randperm(len(batch.reward), generator=self.generator)[: self.states].to(self.device)
         samples, counted, metrics = self.draw(batch.obs[SEEN][chosen])
+        self.warnings.judge(counted)
         rows = counted.repeat_interleave(self.objective.steps).nonzero()[:, 0]  # [M]
         share = float(counted.float().mean())
         good = (batch.success | (batch.driver[:, 0] == DEMONSTRATION))[:, None] & (batch.driver != REWIND) & batch.keep
