@@ -137,7 +137,7 @@ def test_a_student_on_the_base_s_prefix_is_imitated_and_refined(base: Path, tmp_
     assert "there is none. Add teacher=<run directory>" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("route", ["pa_rl", "aloe"])
+@pytest.mark.parametrize("route", ["pa_rl", "aloe", "ogpo"])
 def test_off_policy_over_whole_chunks(base: Path, tmp_path: Path, route: str):
     run = tmp_path / route
     sizes = ["num_envs=3", "loop.total_steps=60", "loop.warmup_steps=30", "loop.batch_size=8",
