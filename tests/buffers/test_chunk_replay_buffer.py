@@ -155,9 +155,9 @@ def test_resume_samples_the_same():
 def test_the_rows_of_an_episode_that_succeeded_are_marked_when_it_has_ended():
     replay = make()
     for t in range(12):  # `push` succeeds where it terminates; env 0 fails at t = 7
-        two_wide(replay, t, terminated=(t == 3, t == 5), truncated=(t == 7, 0))
+        two_wide(replay, t, terminated=(t in (3, 11), t == 5), truncated=(t == 7, 0))
         assert bool(window(replay, 0, 0).success) == (t >= 3)
-    assert [bool(window(replay, t, 0).success) for t in range(9)] == [True] * 4 + [False] * 5
+    assert [bool(window(replay, t, 0).success) for t in range(9)] == [True] * 4 + [False] * 4 + [True]
     assert [bool(window(replay, t, 1).success) for t in range(9)] == [True] * 6 + [False] * 3
 
 
