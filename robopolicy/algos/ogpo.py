@@ -35,7 +35,8 @@ class OGPO(ChunkLearner):
     """Climbs the critic by PPO over drawn chains, and imitates episodes that succeeded beside it.
 
     Args:
-        states: states of a batch at which chains are drawn, at most. chains: G, chains of a group.
+        states: rows of a batch at which chains are drawn, and of which the successes are imitated, at most.
+        chains: G, chains of a group.
         epochs, minibatch: passes over the denoising steps of a draw, and steps per gradient step.
         policy_delay: critic updates per draw.
         noise: makes the chain's exploring deviation; see ChainNoise.
@@ -139,19 +140,19 @@ class OGPO(ChunkLearner):
         The policy is unchanged where none counts.
         """
         chosen = torch.randperm(len(batch.reward), generator=self.generator)[: self.states].to(self.device)
-        samples, counted, metrics = self.draw(batch.obs[SEEN][chosen])
+        cond, chunk = batch.obs[SEEN][chosen], self.executed(batch)[chosen]
+        good, found = self.good(batch)[chosen], []
+        samples, counted, metrics = self.draw(cond)
         self.warnings.judge(counted)
         rows = counted.repeat_interleave(self.objective.steps).nonzero()[:, 0]  # [M]
         share = float(counted.float().mean())
-        good = (batch.success | (batch.driver[:, 0] == DEMONSTRATION))[:, None] & (batch.driver != REWIND) & batch.keep
-        weight, found = good.float(), []
         for _ in range(self.epochs if len(rows) else 0):
             order = rows[torch.randperm(len(rows), generator=self.generator).to(self.device)]
             for part in order.tensor_split(-(-len(rows) // self.minibatch)):
                 loss, stats = self.objective.loss(samples, part)
                 loss = share * loss
                 if self.imitation and bool(good.any()):
-                    imitation = self.imitation_loss(batch.obs[SEEN], self.executed(batch), weight)
+                    imitation = self.imitation_loss(cond, chunk, good.float())
                     loss = loss + self.imitation * imitation
                     metrics["actor/imitation"] = float(imitation.detach())
                 norm = self._descend(loss, self.actor_params, self.actor_optim, "actor")
@@ -160,6 +161,11 @@ class OGPO(ChunkLearner):
             names = ("actor/kl", "actor/clipped", "actor/grad_norm")
             metrics |= dict(zip(names, torch.tensor(found).mean(0).tolist(), strict=True))
         return {**metrics, "actor/anchor": self.objective.anchor, "actor/successes": float(good.any(1).float().mean())}
+
+    def good(self, batch: ChunkBatch) -> Tensor:
+        """Return which steps [B H] are imitated: of episodes that succeeded, and of demonstrations; no rewinds."""
+        good = batch.success | (batch.driver[:, 0] == DEMONSTRATION)
+        return good[:, None] & (batch.driver != REWIND) & batch.keep
 
     @torch.no_grad()
     def draw(self, cond: Tensor) -> tuple[DenoisingSamples, Tensor, Metrics]:

@@ -157,7 +157,8 @@ def test_only_successes_and_demonstrations_are_imitated():
         driver=torch.tensor([[0] * 4, [0] * 4, [DEMONSTRATION] * 4, [REWIND] * 4]),
     )
     algo.update_policy(batch)
-    assert found[0].tolist() == [[1, 1, 1, 0], [0] * 4, [1, 1, 1, 0], [0] * 4]
+    assert sorted(found[0].tolist()) == [[0] * 4, [0] * 4, [1, 1, 1, 0], [1, 1, 1, 0]]
+    assert algo.good(batch).tolist() == [[True] * 3 + [False], [False] * 4, [True] * 3 + [False], [False] * 4]
 
 
 @pytest.mark.parametrize("kind", KINDS)
