@@ -107,13 +107,15 @@ class ChainObjective:
         self.discount = denoising_discount(self.steps, config.denoising_gamma).to(device)
 
     @torch.no_grad()
-    def frozen_means(self, samples: DenoisingSamples) -> Tensor:
-        """Compute the frozen network's means [M Ta Da] at the latents of all samples."""
+    def anchor_means(self, samples: DenoisingSamples, reference: DenoisingPolicy | None = None) -> Tensor:
+        """Compute the means [M Ta Da] of `reference` at the latents of all samples; None: of the frozen network."""
         every = torch.arange(len(samples.log_prob), device=samples.cond.device)
         count, means = self.policy.spec.n_action_steps, []
         for rows in every.split(self.config.minibatch):
             chunk, k = rows // self.steps, rows % self.steps
-            mean, _ = self.policy.transition(samples.cond[chunk], samples.x[rows + chunk], k, frozen=True)
+            mean, _ = (reference or self.policy).transition(
+                samples.cond[chunk], samples.x[rows + chunk], k, frozen=reference is None
+            )
             means.append(mean[:, :count])
         return torch.cat(means)
 
@@ -170,7 +172,7 @@ class DPPO(ChainObjective, PolicyGradient):
         cond, x, log_prob = (record[name][advantages.keep] for name in ("cond", "x", "log_prob"))
         log_prob = (log_prob * advantages.weight[:, None]).sum(-1)  # [D K']
         samples = DenoisingSamples(cond, x.flatten(0, 1), log_prob.flatten(), advantages)
-        return samples._replace(anchor=self.frozen_means(samples)) if self.config.anchor else samples
+        return samples._replace(anchor=self.anchor_means(samples)) if self.config.anchor else samples
 
     def update(self, batch: DenoisingSamples, *, progress: float) -> Metrics:
         """Run all epochs over one rollout; see Learner.update."""

@@ -12,7 +12,7 @@ geometrically. An average of the weights acts.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -44,8 +44,9 @@ class OGPO(ChunkLearner):
         agreement: count a chain only where all heads agree on whether it is better than its group.
         confidence: deviations of the heads' gains over the base that are taken off their mean, at each chain.
         imitation: weight of the imitation of episodes that succeeded, and of demonstrations.
-        anchor, anchor_final, anchor_steps: weight of KL(policy ‖ base) per element. It falls geometrically from the
+        anchor, anchor_final, anchor_steps: weight of KL(policy ‖ anchor) per element. It falls geometrically from the
             first to the second over this many env steps of learning, and stays there; `anchor=0`: none.
+        anchor_to: "base", or "average": the average of the weights, which acts and so moves away from the base.
         explore_noise: collect with the chain's exploring deviation in place of the sampler's own.
         **options: see ChunkLearner.
 
@@ -73,6 +74,7 @@ class OGPO(ChunkLearner):
         anchor: NonNegative = 1.0,
         anchor_final: Positive = 0.003,
         anchor_steps: Natural = 24_000,
+        anchor_to: Literal["base", "average"] = "average",
         explore_noise: bool = False,
         **options: Any,
     ) -> None:
@@ -102,6 +104,7 @@ class OGPO(ChunkLearner):
         )
         self.anchor, self.anchor_final, self.anchor_steps = anchor, anchor_final, anchor_steps
         self.explore_noise = explore_noise
+        self.reference = None if anchor_to == "base" else self.policy
         self.warnings = ChunkWarnings(self.played, self.critic.heads)
         self.size = 0.0  # running mean |advantage|, in units of Q
 
@@ -189,7 +192,7 @@ class OGPO(ChunkLearner):
         scored = Advantages(counted, advantage.flatten(), advantage.flatten(), advantage.flatten(), weight)
         samples = DenoisingSamples(each, chain.x.flatten(0, 1), log_prob.flatten(), scored)
         if self.objective.anchor:
-            samples = samples._replace(anchor=self.objective.frozen_means(samples))
+            samples = samples._replace(anchor=self.objective.anchor_means(samples, self.reference))
         return samples, counted, {
             "actor/agreement": float(counted.float().mean()), "actor/gain": float(gain.mean()),
             "actor/gain_deviation": float(gain.mean(-1).std(dim=0, correction=0).mean()), "actor/advantage": self.size,
