@@ -523,7 +523,7 @@ EXPERIMENTS = {
                     "dppo": ("algo=dppo", *VLA_CHAIN, *VLA_CRITIC),
                     "grpo": ("algo=grpo", *VLA_CHAIN),
                     "co_dppo": ("algo=co_dppo", *VLA_CHAIN, *VLA_CRITIC),
-                    "pa_rl": ("algo=pa_rl", *VLA_CHUNKS, "algo.base_samples=2"),
+                    "pa_rl": ("algo=pa_rl", *VLA_CHUNKS, "algo.samples=4", "algo.keep=2"),
                     "aloe": ("algo=aloe", *VLA_CHUNKS),
                 },
                 prefix="rough/",

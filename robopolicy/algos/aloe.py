@@ -1,7 +1,8 @@
 """Advantage-weighted imitation under a pessimistic chunk critic (after ALOE, whose code is not public).
 
 The policy imitates executed chunks. Its own chunks are weighted by their advantage under a pessimistic ensemble,
-human corrections and demonstrations by fixed weights. So the policy stays within the executed actions.
+human corrections and demonstrations by fixed weights. So the policy stays within the executed actions, and learns only
+from those that differ: exploration is the policy's own noise, which one step of a flow does not have.
 """
 
 from __future__ import annotations
@@ -19,12 +20,14 @@ from robopolicy.policies.base import SEEN, Policy
 
 
 class ALOE(ChunkLearner):
-    """Imitates executed chunks with weight min(exp((Q − V)/β), clip) where the policy drove.
+    """Imitates executed chunks with weight min(exp((Q − V)/(β·σ)), clip) where the policy drove.
 
-    Q is the ensemble's lower bound for the chunk, V its mean over the policy's own chunks at the same observation.
+    Q is the ensemble's lower bound for the chunk, V its mean over the policy's own chunks at the same observation. σ is
+    the deviation of Q − V over the batch's chunks that the policy drove. Advantages are small against Q: without σ
+    nearly all chunks would weigh the same.
 
     Args:
-        beta: β, in units of Q. weight_clip: bound of the weights.
+        beta: β, in deviations of the advantage. weight_clip: bound of the weights.
         samples: chunks of the policy that make up V.
         human_weight, demo_weight: weights of steps that a human drove, and of demonstrations without a driver column.
             Rewinds are never imitated; the critic learns from everything.
@@ -36,7 +39,7 @@ class ALOE(ChunkLearner):
         self,
         policy: Policy,
         *,
-        beta: Positive = 0.1,
+        beta: Positive = 1.0,
         weight_clip: Positive = 20.0,
         samples: Count = 4,
         human_weight: NonNegative = 2.0,
@@ -67,9 +70,13 @@ class ALOE(ChunkLearner):
             advantage = self.advantage(cond, chunk)
             weight = self.weight(advantage, batch)
             metrics |= self.imitate(cond, chunk, weight)
+            total = weight.sum()
             metrics |= {
                 "actor/advantage": float(advantage.mean()),
-                "actor/weight": float(weight.sum() / batch.keep.sum()),
+                "actor/advantage_deviation": float(self.deviation(advantage, batch)),
+                "actor/weight": float(total / batch.keep.sum()),
+                # 1: all steps weigh the same, 1/n: one step of n has all the weight
+                "actor/effective_share": float(total**2 / (batch.keep.sum() * weight.square().sum()).clamp_min(1e-12)),
             }
         return metrics
 
@@ -79,8 +86,15 @@ class ALOE(ChunkLearner):
         own = self.lower(self.q(cond, self.sample(cond, self.samples)))  # [B m]
         return self.lower(self.q(cond, chunk)) - own.mean(dim=1)
 
+    def deviation(self, advantage: Tensor, batch: ChunkBatch) -> Tensor:
+        """Return σ [] of the advantages [B] of chunks that begin under the policy; 0 where they are fewer than two."""
+        own = advantage[batch.driver[:, 0] == POLICY]
+        return own.std(correction=0) if len(own) > 1 else advantage.new_zeros(())
+
     def weight(self, advantage: Tensor, batch: ChunkBatch) -> Tensor:
-        """Return the weight [B H] of each step; 0 past an episode's end."""
-        earned = (advantage / self.beta).exp().clamp(max=self.weight_clip)
+        """Return the weight [B H] of each step; 0 past an episode's end, 1 for the policy's where σ is 0."""
+        sigma = self.deviation(advantage, batch)
+        ratio = torch.where(sigma > 0, advantage / (self.beta * sigma), 0.0)
+        earned = ratio.exp().clamp(max=self.weight_clip)
         weight = torch.where(batch.driver == POLICY, earned[:, None], self.weights[batch.driver])
         return weight * batch.keep

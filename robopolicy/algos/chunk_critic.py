@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from robopolicy.algos.chunk_checks import ChunkChecks
 from robopolicy.buffers.chunk_replay_buffer import ChunkBatch
 from robopolicy.config.schema import Count, Fraction, Natural, NonNegative, Positive
 from robopolicy.core.errors import ConfigError, RobopolicyError, SpecError
@@ -61,8 +62,8 @@ class ChunkLearner:
         tau: Fraction = 0.02,
         critic_lr: Positive = 1e-3,
         actor_lr: Positive = 1e-4,
-        average: Fraction = 1.0,
-        actor_warmup: Natural = 0,
+        average: Fraction = 0.005,
+        actor_warmup: Natural = 200,
         grad_norm: Positive = 10.0,
         noise_samples: Count = 4,
         seed: int = 0,
@@ -95,6 +96,7 @@ class ChunkLearner:
         limits = torch.tensor([action.low, action.high], device=self.device)
         self.low, self.high = policy.normalizer.normalize(ACTION, limits)
         self.generator = torch.Generator().manual_seed(seed)
+        self.checks = ChunkChecks(policy)
         self.updates = 0
 
     @staticmethod
@@ -153,10 +155,12 @@ class ChunkLearner:
         loss = (q - y).square().mean(dim=1).sum()  # sum over heads: each head learns as if alone
         norm = self._descend(loss, self.critic_params, self.critic_optim, "critic")
         torch._foreach_lerp_(self.target_params, self.critic_params, self.tau)
+        self.checks.see(batch, q.detach())
         return {
             "critic/loss": float(loss.detach()) / q.shape[0], "critic/q": float(q.detach().mean()),
             "critic/grad_norm": float(norm), "critic/target": float(y.mean()),
             "critic/disagreement": float(q.detach().std(dim=0, correction=0).mean()),
+            "critic/spread": float(q.detach().mean(dim=0).std(correction=0)),
         }  # fmt: skip
 
     # -- the policy --------------------------------------------------------------------------------------------------
@@ -166,6 +170,7 @@ class ChunkLearner:
         Raises:
             RobopolicyError: as `update_critic`.
         """
+        self.checks.warn()
         if not bool((weight > 0).any()):  # e.g. a batch of episode ends
             return {}
         loss = self.imitation_loss(cond, chunk, weight)

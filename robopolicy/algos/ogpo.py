@@ -19,7 +19,6 @@ from torch import Tensor
 
 from robopolicy.algos.advantage_estimator import Advantages
 from robopolicy.algos.chunk_critic import ChunkLearner
-from robopolicy.algos.chunk_warnings import ChunkWarnings
 from robopolicy.algos.dppo import ChainObjective, DenoisingConfig, DenoisingSamples
 from robopolicy.buffers.chunk_replay_buffer import DEMONSTRATION, REWIND, ChunkBatch
 from robopolicy.config.schema import Count, Fraction, Natural, NonNegative, Positive
@@ -28,6 +27,7 @@ from robopolicy.core.types import Metrics, Obs
 from robopolicy.policies.base import SEEN, Policy
 from robopolicy.policies.denoising_chain import ChainNoise, FloorNoise
 
+_DRAWS = 300  # before agreement is judged
 _RATE = 0.05  # at which the running size of advantages follows
 
 
@@ -105,7 +105,7 @@ class OGPO(ChunkLearner):
         self.anchor, self.anchor_final, self.anchor_steps = anchor, anchor_final, anchor_steps
         self.explore_noise = explore_noise
         self.reference = None if anchor_to == "base" else self.policy
-        self.warnings = ChunkWarnings(self.played, self.critic.heads)
+        self.draws, self.agreed = 0, 0.0  # since this process began; sum of the shares that counted
         self.size = 0.0  # running mean |advantage|, in units of Q
 
     @torch.no_grad()
@@ -125,7 +125,6 @@ class OGPO(ChunkLearner):
         """
         self.updates += 1
         batch = batch.to(self.device)
-        self.warnings.see(batch)
         metrics = self.update_critic(batch, self.sample(batch.next_obs[SEEN], 1)[:, 0])
         if learned_steps is not None and self.updates % self.policy_delay == 0:
             self.objective.anchor = self.anchor_weight(learned_steps)
@@ -146,9 +145,9 @@ class OGPO(ChunkLearner):
         cond, chunk = batch.obs[SEEN][chosen], self.executed(batch)[chosen]
         good, found = self.good(batch)[chosen], []
         samples, counted, metrics = self.draw(cond)
-        self.warnings.judge(counted)
         rows = counted.repeat_interleave(self.objective.steps).nonzero()[:, 0]  # [M]
         share = float(counted.float().mean())
+        self.judge(share)
         for _ in range(self.epochs if len(rows) else 0):
             order = rows[torch.randperm(len(rows), generator=self.generator).to(self.device)]
             for part in order.tensor_split(-(-len(rows) // self.minibatch)):
@@ -223,6 +222,21 @@ class OGPO(ChunkLearner):
         if not self.agreement:
             counted = torch.ones_like(counted)
         return advantage / max(self.size, 1e-8), counted
+
+    def judge(self, share: float) -> None:
+        """Take in the share of chains that count; warn once where, after _DRAWS draws, it is no more than chance."""
+        self.checks.warn()
+        self.draws, self.agreed = self.draws + 1, self.agreed + share
+        chance = 2.0 ** (1 - self.critic.heads)  # of independent heads
+        if self.draws < _DRAWS or self.agreed > 1.5 * chance * self.draws:
+            return
+        self.checks.once(
+            "agreement",
+            "actor/agreement: the heads agree about %.1f%% of chains after %d draws, independent heads would about "
+            "%.1f%%; from other chains nothing is learned. Raise loop.critic_only_updates or loop.updates_per_step, "
+            "give demonstrations (dataset=), or set algo.agreement=false.",
+            100 * self.agreed / self.draws, self.draws, 100 * chance,
+        )  # fmt: skip
 
     def _noise(self, count: int) -> Tensor:
         return torch.randn(count, *self.policy.chain_noise_shape, generator=self.generator).to(self.device)

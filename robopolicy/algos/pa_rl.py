@@ -2,10 +2,8 @@
 
 No gradient passes through the policy's sampling, so any policy with an imitation loss fits. Differences from the
 published code: chunks replace single actions. One set of samples serves the critic's targets and the imitation. A
-gradient step that lowers Q is undone. Only samples of the initial policy are improved by gradient steps, so an imitated
-chunk is at most one improvement away from it. This bound is needed: a denoising policy that imitates only its own
-samples collapses within tens of updates, since each generation is slightly sharper than the last. Repeated
-improvement of its own samples follows the errors of an immature critic.
+gradient step that lowers Q is undone. Samples come from an average of the weights that learn (`average`). Samples of
+the raw weights hold the errors of their latest steps, and imitation feeds these back until the policy collapses.
 """
 
 from __future__ import annotations
@@ -27,8 +25,8 @@ class PARL(ChunkLearner):
     """Samples chunks, keeps the best by the ensemble's mean Q, climbs Q from these, and imitates the best of all.
 
     Args:
-        base_samples, samples: chunks drawn at a state, of the initial and of the current policy.
-        keep: number of the best initial-policy chunks that are improved; current-policy chunks are not improved.
+        samples: chunks of the policy that are drawn at a state.
+        keep: number of the best of them that are improved.
         climb_steps, climb_size: gradient steps, and their length, root mean square over the executed slice in
             normalised units; halved for a chunk whenever one would lower its Q.
         temperature: of the softmax over Q by which exploration chooses among the improved chunks; 0: the best.
@@ -36,30 +34,25 @@ class PARL(ChunkLearner):
         **options: see ChunkLearner.
 
     Raises:
-        ConfigError: more chunks to keep than base_samples.
+        ConfigError: more chunks to keep than samples.
     """
 
     def __init__(
         self,
         policy: Policy,
         *,
-        base_samples: Count = 3,
-        samples: Natural = 1,
-        keep: Count = 1,
+        samples: Count = 32,
+        keep: Count = 10,
         climb_steps: Natural = 3,
         climb_size: Positive = 0.05,
         temperature: NonNegative = 0.0,
         policy_delay: Count = 2,
         **options: Any,
     ) -> None:
-        if keep > base_samples:
-            raise ConfigError(f"algo.keep={keep}: expected at most algo.base_samples={base_samples}")
+        if keep > samples:
+            raise ConfigError(f"algo.keep={keep}: expected at most algo.samples={samples}")
         super().__init__(policy, **options)
-        self.base = self.own_copy(self.policy)
-        self.began = self.base.finetuned_parameters()
-        for parameter in self.began:
-            parameter.requires_grad_(False)
-        self.samples, self.base_samples, self.keep = samples, base_samples, keep
+        self.samples, self.keep = samples, keep
         self.temperature, self.policy_delay = temperature, policy_delay
         self.climb_steps, self.climb_size = climb_steps, climb_size
 
@@ -96,22 +89,16 @@ class PARL(ChunkLearner):
         return metrics
 
     def improve(self, cond: Tensor) -> tuple[Tensor, Tensor]:
-        """Sample chunks at cond [B C] and improve the first `keep`.
+        """Sample chunks at cond [B C], and improve the best `keep` of them.
 
         Returns:
             Chunks [B k H Da] and their mean Q [B k]. The best is no worse than any sample.
         """
-        chunk = self.sample(cond, self.base_samples, policy=self.base)
+        chunk = self.sample(cond, self.samples)
         with torch.no_grad():
             q = self.q(cond, chunk).mean(dim=0)  # [B m]
         best = q.topk(self.keep, dim=1).indices[..., None, None].expand(-1, -1, *chunk.shape[2:])
-        chunk, q = self.climb(cond, chunk.gather(1, best))
-        if not self.samples:
-            return chunk, q
-        own = self.sample(cond, self.samples)
-        with torch.no_grad():
-            own_q = self.q(cond, own).mean(dim=0)
-        return torch.cat([chunk, own], dim=1), torch.cat([q, own_q], dim=1)
+        return self.climb(cond, chunk.gather(1, best))
 
     def climb(self, cond: Tensor, chunk: Tensor) -> tuple[Tensor, Tensor]:
         """Improve chunks [B k H Da] by gradient steps on Q; return them and their Q [B k].
@@ -141,15 +128,6 @@ class PARL(ChunkLearner):
         (grad,) = torch.autograd.grad(q.sum(), chunk)
         size = grad[:, :, : self.played].square().mean(dim=(2, 3), keepdim=True).sqrt()
         return q.detach(), grad / size.clamp_min(1e-8)
-
-    def state_dict(self) -> dict[str, Any]:
-        return {**super().state_dict(), "began": [p.clone() for p in self.began]}
-
-    @torch.no_grad()
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        super().load_state_dict(state)
-        for parameter, saved in zip(self.began, state["began"], strict=True):
-            parameter.copy_(saved)
 
 
 def _pick(chunk: Tensor, index: Tensor) -> Tensor:

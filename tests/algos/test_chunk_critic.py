@@ -133,7 +133,7 @@ def test_steps_that_are_not_played_are_nothing_to_q():
 
 
 def test_improving_never_lowers_q_and_stays_within_the_limits():
-    algo = make(base_samples=6, samples=0, keep=3, climb_steps=4, climb_size=0.3)
+    algo = make(samples=6, keep=3, climb_steps=4, climb_size=0.3)
     cond = torch.randn(32, algo.policy.cond_dim)
     state = algo.generator.get_state()
     sampled = algo.sample(cond, 6)
@@ -158,7 +158,7 @@ def test_a_step_that_would_lower_q_is_taken_back():
 
 def test_exploration_takes_the_best_or_draws_by_a_softmax():
     obs = {SEEN: torch.zeros(400, base("flow").cond_dim)}
-    algo = make(base_samples=2, samples=0, keep=2, climb_steps=0)
+    algo = make(samples=2, keep=2, climb_steps=0)
     pair = torch.stack([torch.full((400, 4, 2), 0.5), torch.full((400, 4, 2), -0.5)], dim=1)
     algo.sample = lambda cond, count, **kw: pair
     algo.q = lambda cond, chunk: chunk[:, :, 0, 0][None]
@@ -183,9 +183,26 @@ def test_weights_by_hand():
     algo = make(ALOE, beta=0.5, weight_clip=3.0, human_weight=2.0, demo_weight=0.7)
     batch = batch_of(algo.policy, 3, steps=3)
     driver = torch.tensor([[POLICY, HUMAN, REWIND, POLICY], [DEMONSTRATION] * 4, [POLICY] * 4])
-    found = algo.weight(torch.tensor([0.25, -9.0, 5.0]), batch._replace(driver=driver))
-    earned = math.exp(0.5)
-    torch.testing.assert_close(found, torch.tensor([[earned, 2.0, 0.0, 0.0], [0.7, 0.7, 0.7, 0.0], [3.0, 3.0, 3.0, 0]]))
+    batch, advantage = batch._replace(driver=driver), torch.tensor([0.25, -9.0, 5.25])
+    assert float(algo.deviation(advantage, batch)) == 2.5, "of the first and the last: a demonstration does not count"
+    earned = math.exp(0.25 / (0.5 * 2.5))
+    want = torch.tensor([[earned, 2.0, 0.0, 0.0], [0.7, 0.7, 0.7, 0.0], [3.0, 3.0, 3.0, 0.0]])
+    torch.testing.assert_close(algo.weight(advantage, batch), want)
+    torch.testing.assert_close(algo.weight(100 * advantage, batch), want)  # the unit of rewards says nothing
+
+
+@pytest.mark.parametrize("advantage", [[0.0, 0.0], [0.3, 0.3]])
+def test_chunks_that_are_equally_good_weigh_the_same(advantage: list[float]):
+    algo = make(ALOE)
+    batch = batch_of(algo.policy, 2)
+    assert torch.equal(algo.weight(torch.tensor(advantage), batch), torch.ones(2, 4))
+
+
+def test_effective_share_by_hand():
+    algo = make(ALOE, policy_delay=1)
+    batch = batch_of(algo.policy, 4, steps=3)
+    algo.weight = lambda advantage, batch: torch.tensor([1.0, 1.0, 0.0, 2.0])[:, None] * batch.keep
+    assert float(algo.update(batch, learned_steps=0)["actor/effective_share"]) == pytest.approx(16 / (4 * 6))
 
 
 def test_advantage_is_pessimistic_and_over_the_policy_s_own_chunks():
@@ -220,8 +237,10 @@ def test_before_learning_it_is_the_base_and_only_the_copy_learns(kind: Any, made
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_resume_gives_the_same_run_bit_for_bit(kind: Any):
-    algo, other, half = make(kind), make(kind), MemoryCheckpoints()
+@pytest.mark.parametrize("average", [1.0, 0.1])
+def test_resume_gives_the_same_run_bit_for_bit(kind: Any, average: float):
+    options = {"average": average, "actor_warmup": 7}
+    algo, other, half = make(kind, **options), make(kind, **options), MemoryCheckpoints()
     _, whole = train(algo, save_every=200)
     first = min(whole.saved)
     assert 100 < first < max(whole.saved) and int(whole.saved[first]["player"]["left"].sum()) > 0, "amid chunks"
@@ -233,15 +252,20 @@ def test_resume_gives_the_same_run_bit_for_bit(kind: Any):
     assert torch.equal(a["replay"]["store"]["action"], b["replay"]["store"]["action"])
 
 
-def test_what_the_policy_began_as_is_resumed_too():
-    algo, other = make(policy_delay=1), make(policy_delay=1)
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_average_acts_and_the_learning_rate_rises(kind: Any):
+    algo = make(kind, policy_delay=1, average=0.25, actor_warmup=10, actor_lr=1e-3)
+    began = [p.clone() for p in algo.policy_params]
     algo.update(batch_of(algo.policy), learned_steps=0)
-    for p, q in zip(other.policy.finetuned_parameters(), algo.policy.finetuned_parameters(), strict=True):
-        p.data.copy_(q.data)  # a resumed policy has its weights before its algorithm is made
-    other.base.load_state_dict(other.policy.state_dict())
-    other.load_state_dict(algo.state_dict())
-    assert torch.equal(weights(other.base), weights(algo.base))
-    assert not torch.equal(weights(other.base), weights(other.policy))
+    moved = [(learned - p).detach() for p, learned in zip(began, algo.actor_params, strict=True)]
+    assert max(float(m.abs().max()) for m in moved) == pytest.approx(1e-4, rel=1e-3), "Adam's first step, a tenth"
+    for p, acting, move in zip(began, algo.policy_params, moved, strict=True):
+        torch.testing.assert_close(acting, p + 0.25 * move)
+    cond, state = torch.randn(5, algo.policy.cond_dim), algo.generator.get_state()
+    noise = torch.randn(5, *algo.policy.noise_shape, generator=torch.Generator().manual_seed(0))
+    algo.generator.manual_seed(0)
+    torch.testing.assert_close(algo.sample(cond, 1)[:, 0], algo.policy.sample(cond, noise=noise).clamp(-1.0, 1.0))
+    algo.generator.set_state(state)
 
 
 class Counting:
@@ -286,8 +310,8 @@ def test_what_does_not_fit_is_refused(kind: Any):
         kind(PointPolicy(), critic=CRITIC)
     with pytest.raises(ConfigError, match=r"algo\.target_subset: expected at most algo\.critic\.heads=3, found 4"):
         make(kind, target_subset=4)
-    with pytest.raises(ConfigError, match=r"algo\.keep=5: expected at most algo\.base_samples=3"):
-        make(keep=5)
+    with pytest.raises(ConfigError, match=r"algo\.keep=5: expected at most algo\.samples=3"):
+        make(samples=3, keep=5)
 
 
 def imitated(kind: str) -> ChunkDenoiser:
@@ -312,8 +336,9 @@ def success(policy: ChunkDenoiser) -> float:
 @pytest.mark.parametrize("kind", KINDS)
 def test_it_improves_a_base(kind: Any):
     source = imitated("flow")
-    options = {PARL: dict(actor_lr=1e-3, climb_size=0.2), ALOE: dict(actor_lr=1e-3, beta=0.05)}[kind]
-    algo = make(kind, source=source, policy_delay=1, critic_lr=3e-3, noise_samples=2, **options)
+    options = {PARL: dict(actor_lr=1e-3, climb_size=0.2), ALOE: dict(actor_lr=1e-3, beta=0.5)}[kind]
+    fast = {"average": 0.05, "actor_warmup": 10}
+    algo = make(kind, source=source, policy_delay=1, critic_lr=3e-3, noise_samples=2, **fast, **options)
     before = success(algo.policy)
     train(algo, total_steps=2_000, warmup_steps=800, critic_only_updates=60, updates_per_step=0.1, batch_size=64)
     after = success(algo.policy)

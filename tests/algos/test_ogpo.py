@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from robopolicy.algos import chunk_warnings
+from robopolicy.algos import chunk_checks, ogpo
 from robopolicy.algos.ogpo import OGPO
 from robopolicy.buffers.chunk_replay_buffer import DEMONSTRATION, REWIND
 from robopolicy.core.errors import ConfigError
@@ -216,17 +216,18 @@ def test_what_does_not_fit_is_refused():
 
 
 @pytest.mark.parametrize(
-    ("fault", "named"), [("failures", "dataset="), ("short", "n_action_steps"), ("disagree", "algo.agreement"),
-                         ("chance", "loop.critic_only_updates")],
-)  # fmt: skip
+    ("fault", "named"), [("short", "n_action_steps"), ("disagree", "actor/agreement"), ("chance", "actor/agreement")]
+)
 def test_data_and_critics_that_teach_nothing_are_named_once(
     fault: str, named: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(chunk_warnings, "BATCHES", 3)
-    monkeypatch.setattr(chunk_warnings, "DRAWS", 3)
+    monkeypatch.setattr(chunk_checks, "_SEEN", 3)
+    monkeypatch.setattr(ogpo, "_DRAWS", 3)
     algo = make()
     batch = batch_of(algo.policy, steps=2 if fault == "short" else 4)
-    batch = batch._replace(success=torch.full((16,), fault != "failures"))
+    batch = batch._replace(reward=torch.rand(16))
+    algo.checks.disagreement, algo.checks.see = 0.0, lambda batch, q: see(batch, torch.arange(16.0).expand(3, 16))
+    see = chunk_checks.ChunkChecks.see.__get__(algo.checks)
     share = {"disagree": 0.0, "chance": 0.25}.get(fault, 1.0)  # of three heads a quarter agrees by chance
     real = algo.advantage
     algo.advantage = lambda gain: (real(gain)[0], torch.arange(64).view(16, 4) < 64 * share)
