@@ -107,15 +107,13 @@ class ChainObjective:
         self.discount = denoising_discount(self.steps, config.denoising_gamma).to(device)
 
     @torch.no_grad()
-    def anchor_means(self, samples: DenoisingSamples, reference: DenoisingPolicy | None = None) -> Tensor:
-        """Compute the means [M Ta Da] of `reference` at the latents of all samples; None: of the frozen network."""
+    def anchor_means(self, samples: DenoisingSamples) -> Tensor:
+        """Compute the frozen network's means [M Ta Da] at the latents of all samples."""
         every = torch.arange(len(samples.log_prob), device=samples.cond.device)
         count, means = self.policy.spec.n_action_steps, []
         for rows in every.split(self.config.minibatch):
             chunk, k = rows // self.steps, rows % self.steps
-            mean, _ = (reference or self.policy).transition(
-                samples.cond[chunk], samples.x[rows + chunk], k, frozen=reference is None
-            )
+            mean, _ = self.policy.transition(samples.cond[chunk], samples.x[rows + chunk], k, frozen=True)
             means.append(mean[:, :count])
         return torch.cat(means)
 

@@ -12,7 +12,7 @@ geometrically. An average of the weights acts.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -44,11 +44,10 @@ class OGPO(ChunkLearner):
         agreement: count a chain only where all heads agree on whether it is better than its group.
         confidence: deviations of the heads' gains over the base that are taken off their mean, at each chain.
         imitation: weight of the imitation of episodes that succeeded, and of demonstrations.
-        anchor, anchor_final, anchor_steps: weight of KL(policy ‖ anchor) per element. It falls geometrically from the
+        anchor, anchor_final, anchor_steps: weight of KL(policy ‖ base) per element. It falls geometrically from the
             first to the second over this many env steps of learning, and stays there; `anchor=0`: none.
-        anchor_to: "base", or "average": the average of the weights, which acts and so moves away from the base.
         explore_noise: collect with the chain's exploring deviation in place of the sampler's own.
-        **options: see ChunkLearner.
+        actor_lr, noise_samples, **options: see ChunkLearner.
 
     Raises:
         ConfigError: groups of one, noise that is learned, or a deterministic chain.
@@ -72,13 +71,14 @@ class OGPO(ChunkLearner):
         confidence: NonNegative = 1.0,
         imitation: NonNegative = 1.0,
         anchor: NonNegative = 1.0,
-        anchor_final: Positive = 0.003,
-        anchor_steps: Natural = 24_000,
-        anchor_to: Literal["base", "average"] = "average",
+        anchor_final: Positive = 0.2,
+        anchor_steps: Natural = 6_000,
         explore_noise: bool = False,
+        actor_lr: Positive = 3e-4,
+        noise_samples: Count = 2,
         **options: Any,
     ) -> None:
-        super().__init__(policy, **options)
+        super().__init__(policy, actor_lr=actor_lr, noise_samples=noise_samples, **options)
         if chains < 2:
             raise ConfigError(
                 f"algo.chains: chains are compared with others of their group; expected ≥ 2, got {chains}"
@@ -104,7 +104,6 @@ class OGPO(ChunkLearner):
         )
         self.anchor, self.anchor_final, self.anchor_steps = anchor, anchor_final, anchor_steps
         self.explore_noise = explore_noise
-        self.reference = None if anchor_to == "base" else self.policy
         self.draws, self.agreed = 0, 0.0  # since this process began; sum of the shares that counted
         self.size = 0.0  # running mean |advantage|, in units of Q
 
@@ -191,7 +190,7 @@ class OGPO(ChunkLearner):
         scored = Advantages(counted, advantage.flatten(), advantage.flatten(), advantage.flatten(), weight)
         samples = DenoisingSamples(each, chain.x.flatten(0, 1), log_prob.flatten(), scored)
         if self.objective.anchor:
-            samples = samples._replace(anchor=self.objective.anchor_means(samples, self.reference))
+            samples = samples._replace(anchor=self.objective.anchor_means(samples))
         return samples, counted, {
             "actor/agreement": float(counted.float().mean()), "actor/gain": float(gain.mean()),
             "actor/gain_deviation": float(gain.mean(-1).std(dim=0, correction=0).mean()), "actor/advantage": self.size,
