@@ -25,7 +25,7 @@ NOISE = partial(FloorNoise, floor=0.1)
 
 
 def make(kind: str = "flow", **options: Any) -> OGPO:
-    return make_learner(OGPO, kind, **{"policy_delay": 1, "noise": NOISE, **options})
+    return make_learner(OGPO, kind, **{"policy_delay": 1, "noise": NOISE, "actor_warmup": 0, **options})
 
 
 def right(algo: OGPO) -> None:
