@@ -124,6 +124,19 @@ def test_chains_that_do_not_count_are_not_learned_from():
     assert len(ratios) == 4 and all(sorted(rows.tolist()) == want for rows in ratios)
 
 
+def test_the_critic_s_target_takes_a_chunk_of_the_policy_that_acts():
+    algo, found = make(average=0.1), []
+    batch = batch_of(algo.policy)
+    state = algo.generator.get_state()
+    want = algo.sample(batch.next_obs[SEEN], 1, policy=algo.policy)[:, 0]
+    algo.generator.set_state(state)
+    for parameter in algo.learned.finetuned_parameters():
+        parameter.data.add_(0.1)
+    algo.update_critic = lambda batch, following: found.append(following) or {}
+    algo.update(batch, learned_steps=None)
+    assert torch.equal(found[0], want)
+
+
 @pytest.mark.parametrize(("anchor", "learned", "want"), [(1.0, 0, 1.0), (1.0, 50, 0.1), (1.0, 900, 0.01), (0.0, 50, 0)])
 def test_the_anchor_s_weight_falls_geometrically(anchor: float, learned: int, want: float):
     algo = make(anchor=anchor, anchor_final=0.01, anchor_steps=100)
