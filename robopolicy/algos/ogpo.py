@@ -46,7 +46,6 @@ class OGPO(ChunkLearner):
         imitation: weight of the imitation of episodes that succeeded, and of demonstrations.
         anchor, anchor_final, anchor_steps: weight of KL(policy ‖ base) per element. It falls geometrically from the
             first to the second over this many env steps of learning, and stays there; `anchor=0`: none.
-        explore_noise: collect with the chain's exploring deviation in place of the sampler's own.
         actor_lr, noise_samples, **options: see ChunkLearner.
 
     Raises:
@@ -73,7 +72,6 @@ class OGPO(ChunkLearner):
         anchor: NonNegative = 1.0,
         anchor_final: Positive = 0.2,
         anchor_steps: Natural = 6_000,
-        explore_noise: bool = False,
         actor_lr: Positive = 3e-4,
         noise_samples: Count = 2,
         **options: Any,
@@ -96,25 +94,16 @@ class OGPO(ChunkLearner):
                 "algo.noise._target_=floor"
             )
         self.states, self.chains, self.epochs, self.minibatch = states, chains, epochs, minibatch
-        self.policy_delay, self.agreement, self.confidence, self.imitation = (
-            policy_delay,
-            agreement,
-            confidence,
-            imitation,
-        )
+        self.policy_delay, self.agreement = policy_delay, agreement
+        self.confidence, self.imitation = confidence, imitation
         self.anchor, self.anchor_final, self.anchor_steps = anchor, anchor_final, anchor_steps
-        self.explore_noise = explore_noise
         self.draws, self.agreed = 0, 0.0  # since this process began; sum of the shares that counted
         self.size = 0.0  # running mean |advantage|, in units of Q
 
     @torch.no_grad()
     def explore(self, obs: Obs, *, warmup: bool) -> Tensor:
         """Return chunks [B H Da] of the policy in physical units; its own noise is the exploration."""
-        cond = obs[SEEN].to(self.device)
-        if self.explore_noise:
-            chain = self.policy.sample_chain(cond, noise=self._noise(len(cond)), spread=self.objective.noise)
-            return self.to_env(chain.x[:, -1].clamp(self.low, self.high), obs[SEEN].device)
-        return self.to_env(self.sample(cond, 1)[:, 0], obs[SEEN].device)
+        return self.to_env(self.sample(obs[SEEN].to(self.device), 1)[:, 0], obs[SEEN].device)
 
     def update(self, batch: ChunkBatch, *, learned_steps: int | None) -> Metrics:
         """Take one critic step and, every `policy_delay`-th time, one draw's policy steps unless it is critic-only.
@@ -176,7 +165,8 @@ class OGPO(ChunkLearner):
             The samples of all D = B·G chains, which of them count [D] bool, and metrics.
         """
         many, each = len(cond), cond.repeat_interleave(self.chains, dim=0)
-        noise, spread = self._noise(len(each)), self.objective.noise
+        shape, spread = (len(each), *self.policy.chain_noise_shape), self.objective.noise
+        noise = torch.randn(shape, generator=self.generator).to(self.device)
         start = self.learned.begin_chain(cond, noise=noise[:: self.chains])
         chain = self.learned.sample_chain(
             each, noise=noise, spread=spread, start=start.repeat_interleave(self.chains, dim=0)
@@ -236,9 +226,6 @@ class OGPO(ChunkLearner):
             "give demonstrations (dataset=), or set algo.agreement=false.",
             100 * self.agreed / self.draws, self.draws, 100 * chance,
         )  # fmt: skip
-
-    def _noise(self, count: int) -> Tensor:
-        return torch.randn(count, *self.policy.chain_noise_shape, generator=self.generator).to(self.device)
 
     def state_dict(self) -> dict[str, Any]:
         return {**super().state_dict(), "size": self.size}

@@ -187,20 +187,6 @@ def test_before_learning_it_is_the_base_and_its_average_acts(kind: str):
     assert all(a is b for a, b in zip(algo.policy.network.parameters(), algo.learned.network.parameters(), strict=True))
 
 
-def test_exploration_is_the_sampler_s_or_the_chain_s():
-    obs, found = {SEEN: torch.zeros(3, make().policy.cond_dim)}, []
-    for noisy in (False, True):
-        algo = make(explore_noise=noisy)
-        start = torch.randn(3, 6, 4, 2)
-        algo._noise = lambda count, start=start: start
-        algo.sample = lambda cond, count: torch.full((3, 1, 4, 2), 0.5)
-        found.append((algo.explore(obs, warmup=False), algo, start))
-    assert found[0][0].unique().tolist() == pytest.approx([0.05])  # ±1 is ±0.1 in physical units
-    chunk, algo, start = found[1]
-    chain = algo.policy.sample_chain(obs[SEEN], noise=start, spread=algo.objective.noise).x[:, -1].clamp(-1.0, 1.0)
-    torch.testing.assert_close(chunk, 0.1 * chain)
-
-
 def test_resume_gives_the_same_run_bit_for_bit():
     options = dict(average=0.1, actor_warmup=20)
     algo, other, half = make(**options), make(**options), MemoryCheckpoints()
