@@ -217,7 +217,7 @@ class OGPO(ChunkLearner):
         self.checks.warn()
         self.draws, self.agreed = self.draws + 1, self.agreed + share
         chance = 2.0 ** (1 - self.critic.heads)  # of independent heads
-        if self.draws < _DRAWS or self.agreed > 1.5 * chance * self.draws:
+        if self.draws < _DRAWS or self.critic.heads == 1 or self.agreed > 1.5 * chance * self.draws:
             return
         self.checks.once(
             "agreement",
