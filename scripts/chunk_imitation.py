@@ -1,6 +1,6 @@
 """Success of a policy while a chunk learner imitates alone, without any critic.
 
-    python scripts/chunk_imitation.py [--seeds 0 1 2] [--bases pick flow] [--record] [algo.average=1 …]
+    python scripts/chunk_imitation.py [--seeds 0 1 2] [--bases pick vla] [--record] [algo.average=1 …]
 
 The learners of `algo=pa_rl` and `algo=aloe` run as their presets set them, but for the choice of chunks. So a fall is
 the fault of the imitation. `pa_rl` imitates samples of the policy itself, neither chosen nor improved. `aloe` imitates
@@ -114,10 +114,9 @@ def main() -> None:
     if options.record and options.overrides:
         parser.error("--record: the presets are recorded. Leave the overrides away.")
     set_threads(1)
-    rows: list[Evidence] = []
     for name in options.bases:
         for seed in options.seeds:
-            base = BASES[name]
+            base, rows = BASES[name], list[Evidence]()
             folder = options.out.resolve() / "bases" / f"{base.name}-{seed}"
             train_base(options.out, base, seed, 1)
             for source in options.sources:
@@ -125,8 +124,8 @@ def main() -> None:
                 found = learn(base, folder, run, source, seed, options.overrides)
                 rows += rows_of(name, source, seed, found, base)
                 print(json.dumps({"setting": rows[-1].setting, "seed": seed, "dip": rows[-1].value}), flush=True)
-    if options.record:
-        print(*write(rows, root=ROOT / "docs" / "results"), file=sys.stderr)
+            if options.record:
+                print(*write(rows, root=ROOT / "docs" / "results"), file=sys.stderr)
 
 
 if __name__ == "__main__":
