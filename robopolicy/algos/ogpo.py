@@ -135,7 +135,7 @@ class OGPO(ChunkLearner):
         samples, counted, metrics = self.draw(cond)
         rows = counted.repeat_interleave(self.objective.steps).nonzero()[:, 0]  # [M]
         share = float(counted.float().mean())
-        self.judge(share)
+        self.check_agreement(share)
         for _ in range(self.epochs if len(rows) else 0):
             order = rows[torch.randperm(len(rows), generator=self.generator).to(self.device)]
             for part in order.tensor_split(-(-len(rows) // self.minibatch)):
@@ -212,7 +212,7 @@ class OGPO(ChunkLearner):
             counted = torch.ones_like(counted)
         return advantage / max(self.size, 1e-8), counted
 
-    def judge(self, share: float) -> None:
+    def check_agreement(self, share: float) -> None:
         """Take in the share of chains that count; warn once where, after _DRAWS draws, it is no more than chance."""
         self.checks.warn()
         self.draws, self.agreed = self.draws + 1, self.agreed + share
