@@ -94,7 +94,7 @@ def rows_of(name: str, source: str, seed: int, found: dict[int, EpisodeTable], b
     rates = {done: 100 * table.success_rate().value for done, table in found.items()}
     curve = ", ".join(f"{rate:.1f}% at {done}" for done, rate in rates.items())
     about = f"{base.demos} demonstrations, expert noise {base.expert_noise:g}; {curve} updates"
-    dip = rates[0] - min(rates.values())
+    dip = round(rates[0] - min(rates.values()), 3)
     return [
         of_rows(found[max(found)], id=ID, setting=f"{name}/{source}", seed=seed, notes=about),
         measured(id=ID, setting=f"{name}/{source}", metric="worst_dip_points", interval=dip, seeds=seed,

@@ -458,6 +458,9 @@ EXPERIMENTS = {
         tuple(Setting(base, {"refined": ("algo=residual_long",)}, prefix=f"{base.task}/") for base in SUITE),
         extra=("mean",),
     ),
+    "base_without_noise": Experiment(  # the mode of the base in place of a sample: what refinement has to beat
+        tuple(Setting(base, {"mode": ("deterministic=true",)}, prefix=f"{base.task}/") for base in SUITE)
+    ),
     "pick_pixels_residual": Experiment(
         (
             Setting(

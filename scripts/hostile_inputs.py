@@ -29,6 +29,7 @@ from robopolicy.core.errors import DataError, RobopolicyError
 from robopolicy.core.specs import PolicySpec
 from robopolicy.core.types import BASE_ACTION, IMAGES, STATE, TASK, ActionSpec, EnvSpec, Feature
 from robopolicy.core.untrusted import parse_json
+from robopolicy.datasets.converted import UnusableError
 from robopolicy.datasets.episodes import Episodes
 from robopolicy.evaluation.episode_table import COLUMNS, EpisodeTable
 from robopolicy.evaluation.policy_ref import PolicyRef, task_of
@@ -38,7 +39,6 @@ from robopolicy.policies.find import find_policy, policy_digest, read_spec
 from robopolicy.policies.normalizer import Normalizer
 from robopolicy.real.control.joints import Commanded
 from robopolicy.real.datasets.convert import frames_of
-from robopolicy.real.datasets.converted import UnusableError
 from robopolicy.real.deploy.deploy_config import DeployConfig
 from robopolicy.real.deploy.deployment import prepare
 from robopolicy.real.planning.server import PolicyServer

@@ -35,7 +35,8 @@ STANDS_FOR = {
     "<setting>": "tcp_speed",
     "<run>": "runs", "<lerobot-train run, or hub:owner/name>": "runs/base", "task=…": "task=pick", "…": "somewhere",
     "[key=value …]": "", " … ": " ", "processes=K": "processes=2", "[lockstep=true]": "lockstep=true",
-    "residual*": "residual", "suite=metaworld_…": "suite=metaworld_mt10", "suite=libero_…": "suite=libero_10",
+    "residual*": "residual", "$s": "0",
+    "suite=metaworld_…": "suite=metaworld_mt10", "suite=libero_…": "suite=libero_10",
 }  # fmt: skip
 
 NOT_RUN: tuple[tuple[str, str], ...] = (  # (pattern of the text, why nothing is run); the first that matches counts

@@ -161,7 +161,8 @@ class Sandbox:
     def provide(self, words: Sequence[str]) -> None:
         """Make what the command names and the folder does not have."""
         task = [w for w in words if re.match(r"task(=|\.(cameras|image_size|objects|name)=)", w)]
-        for word in words:
+        for word in (f"{name}={value}" for name, _, values in (w.partition("=") for w in words)
+                     for value in values.strip("[]").split(",")):  # fmt: skip
             name, _, value = word.partition("=")
             path = self.folder / value.split("@")[0].rstrip("/")
             if not re.match(r"[\w./@-]+$", value) or value in ("none", "zero_action") or path.exists():

@@ -22,7 +22,7 @@ import numpy as np
 
 from robopolicy.real.control.robots import Robot, State
 from robopolicy.real.ros2.wiring import Wiring, load_wiring
-from robopolicy.real.safety import Decision, Profile, SafetyChain, load_profile
+from robopolicy.real.safety import Decision, Profile, SafetyChain
 from robopolicy.real.safety.decision import Measured
 
 WIRING = "mujoco_panda"
@@ -33,7 +33,7 @@ SETTINGS = {"tcp_speed": 0.8, "reference_clip": 0.3, "tracking_error": 0.3}
 
 def limits() -> Profile:
     """What the node runs under, and what is checked."""
-    return load_profile(load_wiring(WIRING).limits, **SETTINGS)
+    return load_wiring(WIRING).profile(**SETTINGS)
 
 
 class Sweep:

@@ -11,6 +11,7 @@
 #   bench  dev + the stacks it is measured against, and the heavy suites (ManiSkill with Vulkan on the CPU, robosuite,
 #          LIBERO, LeRobot's extras)
 #   --force: put .venv right even if it looks up to date
+#   --help: this text
 #   --cpu: PyTorch without CUDA, from PyTorch's own index, and no wandb: 2 GB of disk instead of 6. Core alone; .venv
 #          stays so.
 #
@@ -24,6 +25,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 SETS="core ros suites dev bench" # nested: each contains those before it
 UV_MINIMUM=0.9.0
+TORCH_CPU=https://download.pytorch.org/whl/cpu/ # where uv takes PyTorch without CUDA from
 MESA_MINIMUM=24.3 # the first whose lavapipe runs ManiSkill
 
 say() { echo "setup: $*" >&2; }
@@ -229,14 +231,21 @@ check_cuda() { # one .venv has PyTorch with CUDA or without, never a mixture
     fi
 }
 
+failed() { # after uv's own message
+    if [[ $set == core-cpu ]] && ! works .venv/bin/python -c "import urllib.request as r; r.urlopen('$TORCH_CPU', timeout=10)"; then
+        die "PyTorch's own index cannot be reached from here: $TORCH_CPU. Instead, ./scripts/setup.sh takes PyTorch for CUDA from PyPI (6 GB of disk); it works without a GPU too"
+    fi
+    die "uv could not install the packages, see above. The same command tries again"
+}
+
 make_venv() {
-    local uv python done_set free flags=() how=() size="3 GB to download" disk=7
+    local uv python done_set free flags=() how=() torch="PyTorch for CUDA, 6 GB" size="3 GB to download" disk=7
     uv=$(find_uv) || { install_uv && uv=.tools/bin/uv; }
     if read -r done_set _ 2>/dev/null <"$stamp" && [[ $(rank "$done_set") -ge $(rank "$set") ]]; then
         set=$done_set # never take away what is there
     fi
     if [[ $set == core-cpu ]]; then
-        how=(--no-deps --torch-backend cpu) size="0.6 GB to download" disk=2
+        how=(--no-deps --torch-backend cpu) torch="PyTorch without CUDA, 2 GB" size="0.6 GB to download" disk=2
     else
         how=(--compile-bytecode) # the first command answers at once; for a small disk it is too much
     fi
@@ -247,13 +256,14 @@ make_venv() {
         say "making .venv with $("$python" --version)"
         "$uv" venv --quiet --clear --python "$python" --prompt robopolicy .venv
     fi
-    say "installing requirements/$set.txt into .venv (the first time, about $size)"
+    say "installing the set ${set%-cpu} with $torch: requirements/$set.txt into .venv (the first time, about $size)"
     [[ -t 2 ]] || flags+=(--quiet) # progress bars are for people
     export UV_HTTP_TIMEOUT=${UV_HTTP_TIMEOUT:-300} VIRTUAL_ENV=$PWD/.venv
     unset CONDA_PREFIX UV_SYSTEM_PYTHON UV_PYTHON
-    rm -f "$stamp"
+    rm -f "$stamp" .venv/.robopolicy-cpu
+    [[ $set != core-cpu ]] || touch .venv/.robopolicy-cpu # run.sh then takes no other PyTorch by itself
     "$uv" pip install "${flags[@]}" --require-hashes "${how[@]}" --build-constraints requirements/build.txt \
-        -r "requirements/$set.txt"
+        -r "requirements/$set.txt" || failed
     "$uv" pip install "${flags[@]}" --compile-bytecode --no-deps --build-constraints requirements/build.txt --editable .
     echo "$set $(digest "$set")" >"$stamp"
 }
@@ -263,6 +273,10 @@ while [[ ${1:-} == --* ]]; do
     case $1 in
     --force) force=true ;;
     --cpu) cpu=true ;;
+    --help)
+        sed -n '2,/^set /{/^set /d;s/^# \{0,1\}//;p}' scripts/setup.sh
+        exit 0
+        ;;
     *) die "$usage" ;;
     esac
     shift
@@ -287,4 +301,4 @@ if ! $force && up_to_date; then
     exit 0
 fi
 make_venv
-say "done in $SECONDS s"
+say "done in $SECONDS s; next: source .venv/bin/activate"

@@ -41,9 +41,7 @@ class Randomization:
             if not 0 < low <= high:
                 raise ConfigError(f"randomization.{key}: expected 0 < low <= high, found ({low}, {high})")
         if not 0 <= self.latency[0] <= self.latency[1] <= _LATEST:
-            raise ConfigError(
-                f"randomization.latency: expected 0 <= low <= high <= {_LATEST} steps, found {self.latency}"
-            )
+            raise ConfigError(f"randomization.latency: expected 0 ≤ low ≤ high ≤ {_LATEST} steps, found {self.latency}")
         if self.sensor_noise < 0:
             raise ConfigError(f"randomization.sensor_noise must be >= 0, found {self.sensor_noise}")
 

@@ -142,6 +142,8 @@ def statistics(features: dict[str, Any], scale: float = 1.0) -> dict[str, dict[s
         numbers = {"mean": mean, "std": 0.3 + torch.rand(shape, generator=generator), "min": mean - 2.0,
                    "max": mean + 3.0, "q01": mean - 1.5, "q99": mean + 2.5}  # fmt: skip
         found[key] = {name: scale * value for name, value in numbers.items()}
+    if ENV_STATE in found:
+        found[ENV_STATE] = found[STATE]  # a copy, as in our datasets
     return found
 
 

@@ -29,6 +29,12 @@ def test_there_are_pages() -> None:
     assert {p.stem for p in PAGES} >= {"algorithm", "dataset", "gym_env", "policy", "task"}
 
 
+@pytest.mark.parametrize("name", ["own_rl_algorithm.py", "configs/algo/plain_td3.yaml"])
+def test_the_page_shows_the_example(name: str) -> None:
+    blocks = dict(programs((ROOT / "docs" / "bring_your_own" / "algorithm.md").read_text(encoding="utf-8")))
+    assert blocks[name] == (ROOT / "examples" / name).read_text(encoding="utf-8")
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.stem)

@@ -41,9 +41,12 @@ class Checkout:
         path.chmod(0o755)
 
     def setup(self, *args: str, **env: str) -> subprocess.CompletedProcess[str]:
+        return self.run("setup.sh", *args, **env)
+
+    def run(self, script: str, *args: str, **env: str) -> subprocess.CompletedProcess[str]:
         path = f"{self.root.parent / 'shims'}:{self.bin}:/usr/bin:/bin"
         return subprocess.run(
-            ["bash", str(self.root / "scripts" / "setup.sh"), *args],
+            ["bash", str(self.root / "scripts" / script), *args],
             cwd="/",  # from anywhere
             env={"PATH": path, "HOME": str(self.root.parent), "UV_LOG": str(self.log), **env},
             capture_output=True,
@@ -146,6 +149,32 @@ def test_a_failed_install_is_tried_again(checkout: Checkout) -> None:
     assert len(installs(checkout.calls())) == 2
 
 
+def test_an_index_that_cannot_be_reached_is_named_and_the_variant_is_not_changed(checkout: Checkout) -> None:
+    nowhere = {"https_proxy": "http://127.0.0.1:9", "UV_FAILS": "1"}
+    done = checkout.setup("--cpu", "core", **nowhere)
+    assert done.returncode == 1
+    assert "cannot be reached from here: https://download.pytorch.org/whl/cpu" in done.stderr
+    assert "./scripts/setup.sh takes PyTorch for CUDA from PyPI (6 GB of disk)" in done.stderr
+    checkout.calls()
+    (checkout.root / ".venv" / "bin" / "robopolicy").write_text("#!/bin/bash\necho ran\n")
+    (checkout.root / ".venv" / "bin" / "robopolicy").chmod(0o755)
+    refused = checkout.run("run.sh", "doctor")
+    assert refused.returncode == 1 and "setup.sh --cpu core did not finish" in refused.stderr
+    assert checkout.calls() == []
+    chosen = checkout.setup()
+    assert chosen.returncode == 0 and "the set core with PyTorch for CUDA, 6 GB" in chosen.stderr
+    assert checkout.run("run.sh", "doctor").stdout == "ran\n"
+    elsewhere = checkout.setup("--force", UV_FAILS="1")
+    assert elsewhere.returncode == 1 and "cannot be reached" not in elsewhere.stderr
+
+
+def test_help_is_the_header(checkout: Checkout) -> None:
+    done = checkout.setup("--help")
+    assert done.returncode == 0 and checkout.calls() == []
+    assert "  suites ros + light task suites" in done.stdout and "--cpu: PyTorch without CUDA" in done.stdout
+    assert "set -euo" not in done.stdout and not done.stdout.startswith("#")
+
+
 def test_shims_that_fail_are_passed_over(checkout: Checkout) -> None:
     """pyenv puts commands on PATH that exist and fail where the version asked for is not installed."""
     for name in ("uv", "python3", "python3.12", "pip"):
@@ -186,7 +215,7 @@ def test_without_rights_it_says_what_to_install(checkout: Checkout) -> None:
     assert "ffmpeg" in done.stderr
 
 
-@pytest.mark.parametrize("args", [("everything",), ("core", "dev"), ("--help",)])
+@pytest.mark.parametrize("args", [("everything",), ("core", "dev"), ("--gpu",)])
 def test_wrong_arguments(checkout: Checkout, args: tuple[str, ...]) -> None:
     done = checkout.setup(*args)
     assert done.returncode == 1

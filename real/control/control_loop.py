@@ -85,7 +85,7 @@ class ControlLoop:
         if state is None:
             raise SafetyError("robot: no state has come; is the driver running?")
         self.chain.deactivate()
-        self.chain.activate(Measured(state.q), now)
+        self.chain.activate(Measured(state.q, qd=state.qd), now)
         self.plans.start(seed, now)
         self.driver, self.halted = "policy", ""
         self.observation_history.start()
@@ -135,7 +135,8 @@ class ControlLoop:
             target = follow(self.points, (at - self.goal_from) / self.period)
         elif self.resting and not reason:
             target = self.chain.limiter.c[0, -1]  # no action has come yet: stand
-        measured = None if state is None else Measured(state.q, state.torque if self.chain.tank is not None else None)
+        torque = state.torque if state is not None and self.chain.tank is not None else None
+        measured = None if state is None else Measured(state.q, torque, state.qd)
         decision = self.chain.filter(target, measured, now, reason=reason or "underrun")
         if decision.mode >= Mode.HOLD:
             self._resync(decision.command)

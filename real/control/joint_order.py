@@ -19,10 +19,11 @@ class JointOrder:
     Args:
         joints: names in the order of the profile.
         extra: names that may come along and are left out, e.g. a gripper's.
+        what: the values are called so in messages.
     """
 
-    def __init__(self, joints: Sequence[str], *, extra: Sequence[str] = ()) -> None:
-        self.joints, self.extra = tuple(joints), frozenset(extra)
+    def __init__(self, joints: Sequence[str], *, extra: Sequence[str] = (), what: str = "joints") -> None:
+        self.joints, self.extra, self.what = tuple(joints), frozenset(extra), what
         self._names: tuple[str, ...] | None = None
         self._where: Ints = np.zeros(0, dtype=np.int64)
 
@@ -34,7 +35,7 @@ class JointOrder:
         """
         found = np.asarray(values, dtype=np.float64)
         if found.shape != (len(names),):
-            raise SafetyError(f"joints: {len(names)} names come with values of shape {found.shape}")
+            raise SafetyError(f"{self.what}: {len(names)} names come with values of shape {found.shape}")
         if tuple(names) != self._names:  # a driver keeps its order: look once
             self._where = self._index(tuple(names))
             self._names = tuple(names)
@@ -46,5 +47,5 @@ class JointOrder:
         problems += [f"{n!r} is missing" for n in self.joints if n not in names]
         problems += [f"{n!r} is not one of them. {closest(n, self.joints)}" for n in foreign]
         if problems:
-            raise SafetyError(f"joints: expected {list(self.joints)}: {'; '.join(problems)}")
+            raise SafetyError(f"{self.what}: expected {list(self.joints)}: {'; '.join(problems)}")
         return np.array([names.index(n) for n in self.joints], dtype=np.int64)

@@ -23,12 +23,13 @@ from robopolicy.config.schema import Count
 from robopolicy.core.errors import ConfigError, DataError
 from robopolicy.core.types import TASK, ActionSpec, Feature
 from robopolicy.core.untrusted import refusing
+from robopolicy.datasets.converted import Converted, UnusableError, add_episode
 from robopolicy.datasets.files import visible
 from robopolicy.datasets.hdf5.convert import convert_hdf5, find_hdf5
 from robopolicy.datasets.hdf5.options import Hdf5Options
 from robopolicy.datasets.lerobot_writer import DatasetWriter
+from robopolicy.datasets.tables import DRIVERS
 from robopolicy.real.datasets.bag_options import BagOptions
-from robopolicy.real.datasets.converted import Converted, UnusableError, add_episode
 from robopolicy.real.datasets.recorded_header import check_same, observation_of, policy_of, seed_of
 from robopolicy.real.recording.recording import Recording, read
 from robopolicy.real.safety import Mode
@@ -36,7 +37,6 @@ from robopolicy.sim.arm import FINGER_STROKE
 from robopolicy.utils.threads import set_threads
 
 Array = NDArray[np.float64]
-DRIVERS = ("policy", "human", "rewind")
 MARKS = ("intervention", "policy_action", "driver")
 
 
@@ -97,13 +97,9 @@ def convert(
     if is_dataset:
         raise DataError(f"recording={recording}: a LeRobotDataset. Give bag.wiring=<robot> to make rosbag2 bags of it.")
     if (file := find_hdf5(recording)) is not None:
-        options = hdf5 or Hdf5Options()
-        whole = convert_hdf5(file, out, options, only_success=only_success, overwrite=overwrite)
-        return Converted(out, whole.episodes, whole.frames, 0, whole.left_out)
+        return convert_hdf5(file, out, hdf5 or Hdf5Options(), only_success=only_success, overwrite=overwrite)
     if any(recording.glob("**/metadata.yaml")):
-        raise DataError(
-            f"recording={recording}: a rosbag2 bag. Give bag.wiring=<robot>, which says what its topics are."
-        )
+        raise DataError(f"recording={recording}: a rosbag2 bag. Give bag.wiring=<robot>, which names its topics.")
     paths = visible(recording.glob("*.mcap")) if recording.is_dir() else [recording]
     if not paths:
         raise DataError(f"recording={recording}: holds no .mcap files. `robopolicy deploy … record=…` writes them.")

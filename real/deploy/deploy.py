@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import numpy as np
-
 from robopolicy.core.errors import ConfigError, closest
-from robopolicy.evaluation.statistics import wilson
 from robopolicy.real.control.robots import Trouble
 from robopolicy.real.deploy.deploy_config import DeployConfig
 from robopolicy.real.deploy.deployment import Deployment, prepare
 from robopolicy.real.deploy.simulated_arm import Episode, SimulatedArm
+from robopolicy.real.deploy.summary import forecast, limits_in_force, of_episode, report
 from robopolicy.real.planning.chunking import check_chunking
 from robopolicy.real.planning.remote_planner import RemotePlanner
 from robopolicy.real.recording.recorder import Recorder
-from robopolicy.real.safety import load_profile
+from robopolicy.real.recording.speeds import summary
 from robopolicy.real.safety.tracking import not_claimed
 from robopolicy.real.teleoperation.teleoperated_sim import run_with_operator
 from robopolicy.utils.threads import set_threads
@@ -54,6 +51,7 @@ def over_ros2(deployment: Deployment) -> Iterator[Episode]:
     yield from run_episodes(deployment)
 
 
+OVER_ROS2 = ("wiring", "lockstep", "process")
 ROBOTS: dict[str, Callable[[Deployment], Iterator[Episode]]] = {"mujoco": in_process, "mujoco_ros2": over_ros2}
 
 
@@ -67,41 +65,29 @@ def deploy(**options: Any) -> list[Episode]:
         ConfigError, SpecError, SafetyError: the policy cannot be deployed; says why.
     """
     config = DeployConfig(**options)
+    if config.robot == "mujoco" and (idle := [n for n in OVER_ROS2 if getattr(config, n) != getattr(DeployConfig, n)]):
+        raise ConfigError(
+            f"{idle[0]}={getattr(config, idle[0])}: robot=mujoco has no topics, and would ignore it. Expected "
+            "robot=mujoco_ros2 beside it; or leave it out"
+        )
     set_threads(config.threads)
     if config.robot not in ROBOTS:
         raise ConfigError(f"robot={config.robot!r}: there is no such robot. {closest(config.robot, ROBOTS)}")
     deployment = prepare(config)
-    env, settings = deployment.env, config.settings()
-    top = max(env.controller.spec.high[:3]) / env.dt if not env.spec_is_joint else 0.0
-    if top > settings["tcp_speed"]:
-        print(
-            f"the policy's actions go up to {top:.2f} m/s a direction, tcp_speed permits "
-            f"{settings['tcp_speed']:.2f}: it will be slower than trained, and may run out of its horizon"
-        )
+    profile = deployment.profile
+    done: list[Episode] = []
+    for sentence in forecast(deployment.env, profile):
+        print(sentence)
     print(check_chunking(config.chunking, deployment.policy, config.latency))
-    profile = load_profile("panda", **settings)
-    print(f"limits of {profile.data['title']}, {profile.digest}: {settings}")
-    done = list(ROBOTS[config.robot](deployment))
+    print(limits_in_force(profile), flush=True)
+    for episode in ROBOTS[config.robot](deployment):
+        done.append(episode)
+        print(of_episode(episode, len(done), config.episodes), flush=True)
+    if config.record is not None:
+        print(summary(config.record))
     print(report(done))
     print(*not_claimed(profile), sep="\n")
     return done
 
 
 deploy.forwards_to = lambda given: (DeployConfig,)  # type: ignore[attr-defined]
-
-
-def report(done: list[Episode]) -> str:
-    """Summarise episodes in a few lines."""
-    rate = wilson(sum(e.success for e in done), len(done))
-    why: Counter[str] = sum((e.reasons for e in done), Counter())
-    aborts = Counter(e.aborted for e in done if e.aborted)
-    helped = [e.helped for e in done if e.helped]
-    human = f"a human drove in {len(helped)} episodes, {100 * sum(helped) / len(done):.0f}% of the control steps\n"
-    return (
-        f"success {100 * rate.value:.0f}% ({100 * rate.low:.0f}–{100 * rate.high:.0f}) of {len(done)} episodes, "
-        f"aborted by the arm: {dict(aborts) or 'never'}\n"
-        f"{human if helped else ''}"
-        f"control steps slower than asked for: {100 * float(np.mean([e.paced for e in done])):.1f}%\n"
-        f"commands changed in {100 * float(np.mean([e.changed for e in done])):.1f}% of ticks; reasons, in ticks: "
-        f"{dict(why.most_common())}"
-    )

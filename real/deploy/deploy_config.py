@@ -8,12 +8,12 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from robopolicy.config.instantiate import arguments_for, call_problems, raise_all
+from robopolicy.config.instantiate import arguments_for
 from robopolicy.config.schema import Count, Natural, Node, Positive
 from robopolicy.core.errors import ConfigError
 from robopolicy.core.rng import episode_seeds
 from robopolicy.real.planning.chunking import Chunking
-from robopolicy.real.safety.settings import slowed
+from robopolicy.real.safety.settings import tightened
 from robopolicy.real.safety.tracking import guarded
 from robopolicy.real.teleoperation.teleoperator import Drive
 
@@ -90,9 +90,13 @@ class DeployConfig:
     def seeds(self) -> tuple[int, ...]:
         return tuple(int(s) for s in episode_seeds("test", 0, self.episodes))
 
-    def settings(self) -> dict[str, Any]:
-        """Return the settings of `robopolicy.real.safety.Settings` at this speed."""
-        return guarded(slowed(self.safety or {}, self.speed), dry_run=self.dry_run)
+    def settings(self, cell: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """Return the settings of `robopolicy.real.safety.Settings` at this speed, under those of a `cell`.
+
+        Raises:
+            SafetyError: no such setting, a value that it cannot have, or one that is looser than the cell's.
+        """
+        return guarded(tightened(cell or {}, self.safety or {}, self.speed), dry_run=self.dry_run)
 
     def to_json(self) -> str:
         return json.dumps(asdict(self), default=str)
@@ -104,5 +108,4 @@ class DeployConfig:
         Raises:
             ConfigError: unknown or missing keys, or values of another type; lists all of them.
         """
-        raise_all(call_problems(cls, values, "deploy"))
-        return cls(**arguments_for(cls, values))
+        return cls(**arguments_for(cls, values, "deploy"))

@@ -17,7 +17,8 @@ from robopolicy.real.deploy.deploy_config import DeployConfig
 from robopolicy.real.deploy.simulated_arm import TICK
 from robopolicy.real.planning.chunking import check_chunking
 from robopolicy.real.planning.remote_planner import RemotePlanner, connect
-from robopolicy.real.safety import load_profile
+from robopolicy.real.ros2.wiring import load_wiring
+from robopolicy.real.safety import Profile, load_profile
 from robopolicy.real.safety.tracking import checked
 from robopolicy.runs.checkpointer import load_policy
 from robopolicy.runs.run_dir import CONFIG
@@ -32,6 +33,7 @@ class Deployment:
         config: with the task that the policy runs on.
         policy_id: name of the policy in recordings.
         seeds: of the episodes.
+        profile: limits in force.
     """
 
     config: DeployConfig
@@ -39,6 +41,15 @@ class Deployment:
     policy: Policy | RemotePlanner
     policy_id: str
     seeds: tuple[int, ...]
+    profile: Profile
+
+
+def limits_of(config: DeployConfig) -> tuple[Profile, float]:
+    """Return the limits in force, and s between commands: over ROS 2 those of the wiring."""
+    if config.robot != "mujoco_ros2":
+        return load_profile("panda", **config.settings()), TICK
+    wiring = load_wiring(config.wiring)
+    return wiring.profile(**config.settings(wiring.safety)), wiring.tick_s
 
 
 def prepare(config: DeployConfig, *, seeds: Sequence[int] | None = None) -> Deployment:
@@ -48,6 +59,7 @@ def prepare(config: DeployConfig, *, seeds: Sequence[int] | None = None) -> Depl
         ConfigError, SpecError, SafetyError: the policy cannot be deployed; says why.
     """
     which, given = config.which, config.task
+    profile, tick = limits_of(config)
     place = PolicyRef.of(config.checkpoint, which, Path())
     task = without(task_of(given, place))
     config = replace(config, task=task)
@@ -64,5 +76,5 @@ def prepare(config: DeployConfig, *, seeds: Sequence[int] | None = None) -> Depl
         ident = policy.ident
     check_chunking(config.chunking, policy, config.latency)
     if not config.dry_run:
-        checked(load_profile("panda", **config.settings()), TICK)
-    return Deployment(config, env, policy, ident, tuple(config.seeds if seeds is None else seeds))
+        checked(profile, tick)
+    return Deployment(config, env, policy, ident, tuple(config.seeds if seeds is None else seeds), profile)

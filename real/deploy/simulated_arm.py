@@ -41,6 +41,7 @@ class Episode(NamedTuple):
     paced: float  # fraction of control steps that were slower than the policy asked for
     reasons: Counter[str]
     helped: float = 0.0  # fraction of control steps in which a human drove, or had the arm go back
+    ticks: int = 0
 
 
 class SimulatedArm:
@@ -131,5 +132,5 @@ class SimulatedArm:
         return Episode(
             seed, self.held >= env.task.hold, self.loop.step, self.arm.aborted, self.chain.mode.name,
             changed / max(1, ticks), self.loop.counts["paced"] / max(1, self.loop.step), reasons,
-            (self.loop.counts["human"] + self.loop.counts["rewind"]) / max(1, self.loop.step),
+            (self.loop.counts["human"] + self.loop.counts["rewind"]) / max(1, self.loop.step), ticks,
         )  # fmt: skip

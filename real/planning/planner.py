@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from robopolicy.core.errors import RobopolicyError
 from robopolicy.core.types import BASE_ACTION, Obs
 from robopolicy.envs.wrappers import ChunkExecutor
-from robopolicy.policies.base import Policy
+from robopolicy.policies.base import Policy, with_bases
 from robopolicy.real.control.joints import Ahead
 
 Array = NDArray[np.float64]
@@ -27,9 +27,7 @@ class Planner:
 
     def __init__(self, policy: Policy, *, seed: int = 0, deterministic: bool = False) -> None:
         self.policy = policy.eval()
-        levels = [policy]
-        while levels[-1].base is not None:
-            levels.append(levels[-1].base)
+        levels = with_bases(policy)
         self.executors = [ChunkExecutor(level, 1, deterministic=deterministic) for level in levels]
         self.history = max(level.spec.n_obs_steps for level in levels)
         self.reset(seed)

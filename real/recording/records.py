@@ -88,7 +88,7 @@ def packed(value: NDArray[Any]) -> Any:
 
 
 def measured_record(measured: Measured | None) -> dict[str, Any]:
-    return {name: as_list(getattr(measured, name, None)) for name in ("q", "torque")}
+    return {name: as_list(getattr(measured, name, None)) for name in ("q", "torque", "qd")}
 
 
 def as_list(value: ArrayLike | None) -> Any:

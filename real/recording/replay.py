@@ -17,12 +17,12 @@ from robopolicy.core.errors import DataError
 from robopolicy.core.untrusted import refusing
 from robopolicy.real.recording.recording import Recording, read
 from robopolicy.real.recording.records import LIBRARIES, decided, dumps
+from robopolicy.real.recording.speeds import episode_of, table
 from robopolicy.real.safety import SafetyChain
-from robopolicy.real.safety.decision import Measured
+from robopolicy.real.safety.decision import Measured, Patience
 from robopolicy.real.safety.profile import Profile
 from robopolicy.real.safety.profile_data import check_data
 from robopolicy.real.safety.risk import RiskCritic
-from robopolicy.real.safety.safety_mode import Patience
 from robopolicy.real.safety.settings import settings_of
 from robopolicy.utils.threads import set_threads
 
@@ -56,12 +56,16 @@ def replay(*, recording: Path, threads: Count | None = None) -> list[Replayed]:
     set_threads(threads)
     paths = sorted(recording.glob("*.mcap")) if recording.is_dir() else [recording]
     if not paths:
-        raise DataError(
-            f"recording={recording}: holds no .mcap files. `robopolicy deploy … record=<folder>` writes them."
-        )
-    done = [reproduce(read(path)) for path in paths]
-    for result in done:
-        print(result)
+        raise DataError(f"recording={recording}: holds no .mcap files. `robopolicy deploy … record=…` writes them.")
+    done, episodes = [], []
+    for path in paths:
+        found = read(path)
+        done.append(reproduce(found))
+        print(done[-1])
+        if (episode := episode_of(found)) is not None:
+            episodes.append(episode)
+            print(f"  {episode}")
+    print(table(episodes))
     if bad := [result for result in done if result.difference]:
         raise DataError(f"{len(bad)} of {len(done)} recordings were not reproduced; the first: {bad[0]}")
     return done

@@ -8,7 +8,7 @@ from collections import deque
 
 from robopolicy.real.ros2.wiring import Wiring
 from robopolicy.real.safety import SafetyError
-from robopolicy.real.safety.safety_mode import Patience
+from robopolicy.real.safety.decision import Patience
 
 SLACK = 0.01  # s by which a state may be less delayed than the median of them
 AHEAD = 0.05  # s by which a stamp may lie in the future, as no clock is exact
@@ -109,7 +109,7 @@ class Stamps:
         if not age <= self.latency + self.most:
             most = self.latency + self.most
             raise StampError(self.role, "late", f"is {age:.3f} s old, expected at most {most:.3f} s. {SAME_CLOCK}")
-        if not age >= self.latency - self.most:
+        if self.latency and not age >= self.latency - self.most:
             expected = f"expected latency_s, {self.latency} s, within {self.most} s. Measure it again"
             raise StampError(self.role, "latency", f"is {age:.3f} s old when it comes, {expected}")
         if not stamp > self.last and self.last <= time + self.ahead:  # else the last one is of another time

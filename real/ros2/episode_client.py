@@ -38,14 +38,15 @@ class EpisodeClient(Node):
     Args:
         wiring: topics.
         node_name: of the policy node.
+        silent: send no enable before `enable`.
     """
 
-    def __init__(self, wiring: Wiring, *, node_name: str = policy_node.NAME) -> None:
+    def __init__(self, wiring: Wiring, *, node_name: str = policy_node.NAME, silent: bool = False) -> None:
         if not rclpy.ok():
             start([])
         super().__init__("operator")
         self.wiring, self.node_name, self._ended = wiring, node_name, threading.Event()
-        self._sign: bool | None = True  # sent periodically: True enables, None is silence
+        self._sign: bool | None = None if silent else True  # sent periodically: True enables, None is silence
         self._signing = threading.Lock()  # so that no enable, begun earlier, follows an emergency stop
         self.status: dict[str, dict[str, str]] = {}
         self.heard: dict[str, int] = {node_name: 0, sim_arm_node.NAME: 0}
@@ -62,6 +63,7 @@ class EpisodeClient(Node):
         self._set: Any = {
             n: self.create_client(SetParameters, f"{n}/set_parameters") for n in (node_name, sim_arm_node.NAME)
         }
+        self.watch: Callable[[], None] = lambda: None  # called while waiting; raises where there is no use in it
         self._executor = EventsExecutor()
         self._executor.add_node(self)
         self._thread = threading.Thread(target=self._spin, name="operator", daemon=True)
@@ -152,6 +154,7 @@ class EpisodeClient(Node):
         """Until `condition`; raises SafetyError where it takes longer than `timeout` s."""
         until = time.monotonic() + timeout
         while not condition():
+            self.watch()
             if time.monotonic() > until:
                 raise SafetyError(f"waited {timeout:.0f} s in vain for {what}")
             time.sleep(0.005)
@@ -165,13 +168,19 @@ class EpisodeClient(Node):
         return self.status.get(name, {}).get(key, "")
 
     def _call(self, client: Any, request: Any) -> Any:
-        if not client.wait_for_service(timeout_sec=TIMEOUT):
-            raise SafetyError(f"{client.srv_name}: no such service; has the node started?")
+        until = time.monotonic() + TIMEOUT
+        while not client.wait_for_service(timeout_sec=1.0):
+            self.watch()
+            if time.monotonic() > until:
+                raise SafetyError(f"{client.srv_name}: no such service; has the node started?")
         done = threading.Event()
         future = client.call_async(request)
         future.add_done_callback(lambda _: done.set())
-        if not done.wait(TIMEOUT):
-            raise SafetyError(f"{client.srv_name}: no answer in {TIMEOUT:.0f} s")
+        until = time.monotonic() + TIMEOUT
+        while not done.wait(1.0):
+            self.watch()
+            if time.monotonic() > until:
+                raise SafetyError(f"{client.srv_name}: no answer in {TIMEOUT:.0f} s")
         return future.result()
 
     def _on_timer(self) -> None:

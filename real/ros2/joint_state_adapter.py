@@ -16,7 +16,6 @@ from robopolicy.core.types import STATE, TASK, ActionSpec, EnvSpec, Obs
 from robopolicy.real.control.robots import State
 from robopolicy.real.ros2.observation import Arrivals
 from robopolicy.real.ros2.wiring import Wiring
-from robopolicy.real.safety import load_profile
 from robopolicy.real.safety.array_ops import Array
 from robopolicy.sim.arm import FINGER_STROKE
 from robopolicy.sim.control import GRIPPER_MEANING, JointPosition
@@ -26,7 +25,7 @@ GRIPPER = "gripper"
 
 def joints_of(wiring: Wiring) -> dict[str, int]:
     """Index by every name that a joint has."""
-    names = load_profile(wiring.limits).joints
+    names = wiring.profile().joints
     return {**{n: i for i, n in enumerate(wiring.joints)}, **{n: i for i, n in enumerate(names)}}
 
 

@@ -57,7 +57,7 @@ class Arrivals:
     """
 
     def __init__(self, names: tuple[str, ...], cameras: tuple[str, ...]) -> None:
-        self.names, self.cameras, self._order = names, cameras, JointOrder(names)
+        self.names, self.cameras, self._order = names, cameras, JointOrder(names, what="features")
         self.forget()
 
     def forget(self) -> None:

@@ -2,42 +2,57 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import fields
+from collections.abc import Iterable, Mapping
+from dataclasses import fields, replace
+from typing import Any
 
+from rcl_interfaces.msg import ParameterDescriptor
 from rclpy.node import Node
 from rclpy.parameter import Parameter
 
 from robopolicy.core.errors import RobopolicyError
 from robopolicy.real.safety import SafetyChain, Settings
+from robopolicy.real.safety.settings import check_cell
 
 PREFIX = "safety."
 # No energy: no topic carries torques.
-LIVE = (*(f.name for f in fields(Settings) if f.type == "float"), "tracking_error")
+LIVE = (*(f.name for f in fields(Settings) if f.type == "float"), "tracking_error", "joint_speed")
 
 
-def put_in_force(node: Node, chain: SafetyChain) -> None:
+def put_in_force(node: Node, chain: SafetyChain, cell: Mapping[str, Any]) -> None:
     """Declare the parameters where they are missing, and apply them to the chain's settings: those given to the
     node when it was started (`--ros-args -p safety.tcp_speed:=0.1`) count more than the chain's own.
 
+    Args:
+        cell: settings of the wiring, which no parameter may loosen.
+
     Raises:
-        SafetyError: a value that no setting can have.
+        SafetyError: a value that no setting can have, or that is looser than the cell's.
     """
-    live = [name for name in LIVE if getattr(chain.profile.settings, name) is not None]
+    mine = chain.profile.settings
+    live = [name for name in LIVE if getattr(mine, name) is not None or name == "joint_speed"]
     for name in live:
         if not node.has_parameter(PREFIX + name):
-            node.declare_parameter(PREFIX + name, float(getattr(chain.profile.settings, name)))
-    chain.tighten(**{name: node.get_parameter(PREFIX + name).value for name in live})
+            value = getattr(mine, name)
+            value = list(value) if isinstance(value, tuple) else value
+            # joint_speed may be unset, a number, or a number a joint
+            node.declare_parameter(PREFIX + name, value, ParameterDescriptor(dynamic_typing=name == "joint_speed"))
+    _change(chain, {name: node.get_parameter(PREFIX + name).value for name in live}, cell)
 
 
-def tighten(chain: SafetyChain, parameters: Iterable[Parameter]) -> str:
-    """Put those of `parameters` that are settings in force; why not, or ""."""
+def _change(chain: SafetyChain, wanted: dict[str, Any], cell: Mapping[str, Any]) -> None:
+    check_cell(cell, replace(chain.profile.settings, **wanted))
+    chain.tighten(**wanted)
+
+
+def tighten(chain: SafetyChain, parameters: Iterable[Parameter], cell: Mapping[str, Any]) -> str:
+    """Put those of `parameters` that are settings in force, unless they are looser than the `cell`; why not, or ""."""
     wanted = {p.name.removeprefix(PREFIX): p.value for p in parameters if p.name.startswith(PREFIX)}
     if unknown := [name for name in wanted if name not in LIVE]:
         return f"no such safety setting: {unknown[0]!r}"
     try:
         if wanted:
-            chain.tighten(**wanted)
+            _change(chain, wanted, cell)
     except (RobopolicyError, TypeError) as error:
         return str(error)
     return ""

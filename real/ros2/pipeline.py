@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from rclpy.lifecycle import LifecycleNode
@@ -62,6 +62,11 @@ class Pipeline:
         self.runtime.close()
 
 
+def cell_of(wiring: Wiring, runtime: Runtime) -> dict[str, Any]:
+    """Return the settings that no parameter may loosen: those of the wiring, unless nothing can move."""
+    return {} if runtime.dry_run else wiring.safety
+
+
 def build_pipeline(
     node: LifecycleNode, wiring: Wiring, make_runtime: Callable[[], Runtime], *, lockstep: bool,
     on_mismatch: OnMismatch, on_failure: OnFailure,
@@ -79,7 +84,7 @@ def build_pipeline(
         runtime = make_runtime()
         undo.callback(runtime.close)
         chain = runtime.chain()
-        put_in_force(node, chain)
+        put_in_force(node, chain, cell_of(wiring, runtime))
         if broken := broken_claims(wiring, chain.profile):
             raise RobopolicyError("; ".join(broken))
         commands = Commands(node, wiring, dry_run=runtime.dry_run, on_mismatch=on_mismatch, on_failure=on_failure)

@@ -23,7 +23,7 @@ from std_srvs.srv import Trigger
 from robopolicy.core.errors import RobopolicyError
 from robopolicy.real.ros2.diagnostics import Reports
 from robopolicy.real.ros2.parameters import tighten
-from robopolicy.real.ros2.pipeline import Pipeline, Runtime, build_pipeline
+from robopolicy.real.ros2.pipeline import Pipeline, Runtime, build_pipeline, cell_of
 from robopolicy.real.ros2.spin import run, start, take_priority
 from robopolicy.real.ros2.upsampling import NOT_CLAIMED, broken_claims
 from robopolicy.real.ros2.wiring import Wiring, load_wiring
@@ -102,6 +102,9 @@ class PolicyNode(LifecycleNode):
             self, self.wiring, self.make_runtime, lockstep=self.lockstep, on_mismatch=self._on_mismatch,
             on_failure=self._on_driver_failure,
         )  # fmt: skip
+        if names := self.pipeline.runtime.names:
+            topic = self.wiring.topic("features").name
+            self.get_logger().info(f"features: the policy needs, by these names on {topic!r}: {', '.join(names)}")
 
     def _activate(self) -> None:
         if (parts := self.pipeline) is None:
@@ -182,7 +185,9 @@ class PolicyNode(LifecycleNode):
     def _on_parameters(self, parameters: list[Parameter]) -> SetParametersResult:
         for value in (p.value for p in parameters if p.name == "success"):
             self.success = bool(value)
-        why = "" if self.pipeline is None else tighten(self.pipeline.stream.chain, parameters)
+        why = ""
+        if (parts := self.pipeline) is not None:
+            why = tighten(parts.stream.chain, parameters, cell_of(self.wiring, parts.runtime))
         return SetParametersResult(successful=not why, reason=why)
 
     # -- time -------------------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from robopolicy.core.errors import SpecError
 from robopolicy.core.specs import PolicySpec, check_fits
 from robopolicy.core.types import BASE_ACTION, IMAGES
 from robopolicy.evaluation.policy_ref import PolicyRef
-from robopolicy.policies.base import Policy
+from robopolicy.policies.base import Policy, with_bases
 from robopolicy.policies.find import read_spec
 from robopolicy.real.control.control_loop import ControlLoop
 from robopolicy.real.control.joint_filter import without
@@ -31,7 +31,7 @@ from robopolicy.real.ros2.observation import Observer, check_features, check_rob
 from robopolicy.real.ros2.remote_arm import PLAYED
 from robopolicy.real.ros2.teleop_keys import RemoteKeys
 from robopolicy.real.ros2.wiring import Wiring
-from robopolicy.real.safety import SafetyChain, SafetyError, load_profile
+from robopolicy.real.safety import SafetyChain, SafetyError
 from robopolicy.real.safety.risk import RiskCritic
 from robopolicy.real.safety.tracking import checked
 from robopolicy.real.teleoperation.teleoperator import Teleoperator
@@ -107,7 +107,7 @@ class PolicyRuntime:
 
     def chain(self) -> SafetyChain:
         """Build the limits of the config."""
-        dt, profile = self.wiring.tick_s, load_profile(self.wiring.limits, **self.config.settings())
+        dt, profile = self.wiring.tick_s, self.wiring.profile(**self.config.settings(self.wiring.safety))
         if not self.dry_run:
             checked(profile, dt)
         if profile.settings.energy is not None:
@@ -144,9 +144,7 @@ class PolicyRuntime:
         """Prepare an episode, and end the recording of the one before."""
         self.end(None)
         if self.process is not None and self.process.ended:
-            raise PlanningError(
-                "planner: its process has ended, expected it to run; clean up and configure the node again"
-            )
+            raise PlanningError("planner: its process has ended. Clean up and configure the node again")
         if self.recorder is not None:
             policy_id = self.policy.ident if isinstance(self.policy, RemotePlanner) else self.policy_id
             self.recorder.begin(header_of(
@@ -191,7 +189,7 @@ def _policy(config: DeployConfig) -> Policy | RemotePlanner:
 def _specs(policy: Policy | RemotePlanner) -> list[PolicySpec]:
     """Of a policy and of those that it corrects, which see and act too; the undermost comes last."""
     if isinstance(policy, Policy):
-        return [policy.spec, *([] if policy.base is None else _specs(policy.base))]
+        return [level.spec for level in with_bases(policy)]
     if unknown := [k for k in policy.keys if k.startswith(IMAGES) and k not in policy.spec.observation]:
         raise SpecError(f"server: its policy corrects one that sees {unknown}, of which nothing is known here")
     return [policy.spec]

@@ -27,22 +27,33 @@ def private_environment() -> dict[str, str]:
     }  # fmt: skip
 
 
+class Process(subprocess.Popen[bytes]):
+    """A process whose output goes to the file `log`."""
+
+    log: Path
+
+    def last_lines(self, count: int = 8) -> str:
+        """Return the end of its output."""
+        return "\n".join(self.log.read_text(errors="replace").strip().splitlines()[-count:])
+
+
 @contextlib.contextmanager
-def processes(*commands: Sequence[str], logs: Path | None = None) -> Iterator[list[subprocess.Popen[bytes]]]:
+def processes(*commands: Sequence[str], logs: Path | None = None) -> Iterator[list[Process]]:
     """Run commands, each in a process group of its own; at the end whole groups are ended, stopped ones too.
 
     Their output goes to files in `logs`, a temporary folder where None.
     """
     with tempfile.TemporaryDirectory() as temporary, contextlib.ExitStack() as files:
-        folder, running = logs or Path(temporary), []
+        folder, running = logs or Path(temporary), list[Process]()
         folder.mkdir(parents=True, exist_ok=True)
         try:
             for i, command in enumerate(commands):
                 log = folder / f"{i}-{Path(command[-1 if len(command) < 3 else 2]).stem}.log"
-                process = subprocess.Popen(
+                process = Process(
                     list(command), stdin=subprocess.DEVNULL, stdout=files.enter_context(log.open("wb")),
                     stderr=subprocess.STDOUT, env=private_environment(), start_new_session=True,
                 )  # fmt: skip
+                process.log = log
                 running.append(process)
             yield running
         finally:

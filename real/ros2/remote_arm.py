@@ -22,6 +22,7 @@ from robopolicy.real.safety.array_ops import Array
 FRESH = 0.5  # s: no arm starts from an older state
 STALE = 50  # ticks: no arm starts from an older echo of the driver
 PLAYED = "joint_commands"  # watchdog of the driver's echo, which alone shows which commands were lost
+OVERDUE = 0.4  # s of our clock for which simulated time waits for a sign of life
 STILL = 0.05  # rad/s: a joint that is faster is not at rest
 
 Send = Callable[[int, Array, int], None]
@@ -149,6 +150,16 @@ class RemoteArm:
             self.ages.silence("enable")
             if self.chain.active:
                 self.chain.fault("emergency_stop")
+
+    def awaits_enable(self, now: float) -> bool:
+        """Whether simulated time stands still at `now` s of our clock for the operator's next sign of life.
+
+        On a busy machine it may be on its way. After OVERDUE, time goes on, and its watchdog faults.
+        """
+        if not self.clock.follow or self.chain.faulted or self.ages.silent("enable", now) > OVERDUE:
+            return False
+        due = self.time + 2 * self.wiring.tick_s
+        return any(dog.name == "enable" and dog.level(due) >= Mode.HOLD for dog in self.chain.watchdogs)
 
     def on_second_publisher(self, why: str) -> None:
         """Fault where a second publisher speaks on an input while the arm runs."""

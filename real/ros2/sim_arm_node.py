@@ -30,12 +30,12 @@ from robopolicy.real.ros2.observation import feature_names, feature_values, one_
 from robopolicy.real.ros2.qos import profile_of
 from robopolicy.real.ros2.spin import run, start, take_priority
 from robopolicy.real.ros2.timeline import Timeline
-from robopolicy.real.ros2.wiring import Wiring, load_wiring
-from robopolicy.real.safety import SafetyError, load_profile
+from robopolicy.real.ros2.wiring import SIMULATED, Wiring, load_wiring
+from robopolicy.real.safety import SafetyError
 from robopolicy.sim.arm import ARM_DOF
 from robopolicy.sim.env import SimEnv
 
-NAME = "mujoco_arm"
+NAME = SIMULATED
 STALL_NS = 1_000_000_000  # a delay beyond this is not made good
 PATIENCE = 10.0  # s that --lockstep waits for an answer before it goes on by the clock
 
@@ -60,7 +60,7 @@ class ArmNode(Node):
             )
         self.env, self.wiring, self.lost, self.lockstep = env, wiring, lost, lockstep
         self.rng = np.random.default_rng(0)
-        self.arm = MujocoArm(env.task, load_profile(wiring.limits), dt=wiring.tick_s)
+        self.arm = MujocoArm(env.task, wiring.profile(), dt=wiring.tick_s)
         self.names, self.dt_ns = feature_names(env), wiring.dt_ns
         self._bytes = TrajectoryBytes(wiring.joints, wiring.dt_ns)
         start = time.time_ns() // self.dt_ns

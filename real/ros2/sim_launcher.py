@@ -5,17 +5,17 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import subprocess
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from functools import partial
 
 from robopolicy.real.deploy.deployment import Deployment
 from robopolicy.real.deploy.simulated_arm import Episode
 from robopolicy.real.ros2 import policy_node, sim_arm_node
 from robopolicy.real.ros2.episode_client import EpisodeClient
-from robopolicy.real.ros2.processes import arm_command, node_command, private_environment, processes
-from robopolicy.real.ros2.wiring import load_wiring
+from robopolicy.real.ros2.processes import Process, arm_command, node_command, private_environment, processes
+from robopolicy.real.ros2.wiring import WiringError, load_wiring, simulated_problems
 from robopolicy.real.safety import SafetyError
 from robopolicy.real.teleoperation.gamepad import PAD_MAP, PAD_POLICY
 from robopolicy.real.teleoperation.keys import Keys
@@ -23,6 +23,7 @@ from robopolicy.real.teleoperation.teleoperated_sim import first_interrupt, sour
 from robopolicy.real.teleoperation.teleoperator import KEY_MAP, POLICY_KEYS
 
 STANDS = 0.005  # rad/s: no joint is faster
+GRAPH = ("ROS_DOMAIN_ID", "ROS_AUTOMATIC_DISCOVERY_RANGE")
 LONGEST = 60.0  # s without any progress before an episode is given up
 
 
@@ -30,19 +31,29 @@ def run_episodes(deployment: Deployment) -> Iterator[Episode]:
     """Episodes over ROS 2, in the order of the deployment's seeds."""
     config = deployment.config
     assert config.task is not None  # prepare() has put it there
+    wiring = load_wiring(config.wiring)
+    if problems := simulated_problems(wiring):
+        raise WiringError(
+            f"wiring={config.wiring}: the simulated arm cannot play it:\n  - " + "\n  - ".join(problems) + "\n"
+            "Change a copy of it: docs/ros2.md#try-your-wiring-on-the-simulated-arm"
+        )
     source: contextlib.AbstractContextManager[Keys | None] = contextlib.nullcontext()
     if config.operator is not None:
         source = source_of(config.operator, config.drive)
-    os.environ.update({k: v for k, v in private_environment().items() if k.startswith("ROS_")})
+    graph = {k: v for k, v in private_environment().items() if k in GRAPH}
+    os.environ.update(graph)
+    print("starting the arm and the policy node; listen with", *(f"{k}={v}" for k, v in graph.items()), flush=True)
     arm = arm_command(config.task, config.wiring, lost=config.lost, lockstep=config.lockstep)
     with (
         source as keys,
         processes(arm, node_command(config)) as running,
-        EpisodeClient(load_wiring(config.wiring)) as operator,
+        EpisodeClient(wiring) as operator,
     ):
+        operator.watch = partial(check_running, running)
         with alive(running):
             operator.wait(lambda: all(operator.heard.values()), 120.0, "both nodes")
             operator.transition("configure")
+        check_limits(operator.status[policy_node.NAME].get("limits", ""), deployment.profile.digest)
         steps = deployment.env.task.horizon
         if keys is not None:  # then the task's horizon does not end an episode
             steps = round(config.drive.episode_s / deployment.env.dt)
@@ -52,7 +63,7 @@ def run_episodes(deployment: Deployment) -> Iterator[Episode]:
 
 
 def episodes(
-    operator: EpisodeClient, running: list[subprocess.Popen[bytes]], seeds: Iterable[int], steps: int, *,
+    operator: EpisodeClient, running: list[Process], seeds: Iterable[int], steps: int, *,
     dry_run: bool = False,
 ) -> Iterator[Episode]:  # fmt: skip
     """Play episodes of up to `steps` control steps, until all are done or a human ends them."""
@@ -67,16 +78,38 @@ def episodes(
                 return
 
 
+def check_limits(reported: str, expected: str) -> None:
+    """Raise SafetyError where the node has other limits in force than those that were announced."""
+    if reported != expected:
+        raise SafetyError(
+            f"limits: the policy node reports digest {reported!r}, expected {expected!r}, that of the wiring and "
+            "`safety`. Were their files changed meanwhile? Start again"
+        )
+
+
+class EndedError(SafetyError):
+    """A process of the graph has ended."""
+
+
+def check_running(running: list[Process]) -> None:
+    """Raise EndedError, with the process's last lines, where one of arm and policy node has ended."""
+    for name, process in zip(("the arm", "the policy node"), running, strict=True):
+        if process.poll() is not None:
+            raise EndedError(f"{name} ended with {process.returncode}; its last lines:\n{process.last_lines()}")
+
+
 @contextlib.contextmanager
-def alive(running: list[subprocess.Popen[bytes]]) -> Iterator[None]:
+def alive(running: list[Process]) -> Iterator[None]:
     """Says which process has ended where something failed for that reason."""
     try:
         yield
+    except EndedError:
+        raise
     except SafetyError as error:
-        names = ("the arm", "the policy node")
-        ended = [f"{n} ended with {p.returncode}" for n, p in zip(names, running, strict=True) if p.poll() is not None]
-        if ended:
-            raise SafetyError(f"{error}; {', '.join(ended)}") from error
+        try:
+            check_running(running)
+        except EndedError as ended:
+            raise SafetyError(f"{error}; {ended}") from error
         raise
 
 
@@ -103,11 +136,12 @@ def _episode(operator: EpisodeClient, seed: int, horizon: int, dry_run: bool = F
     operator.transition("deactivate")
     mine = operator.status[policy_node.NAME]
     ticks, steps = max(1, int(mine["ticks"])), max(1, int(mine["step"]))
+    mode = mine["mode"] or ("FAULT" if "fault:" in mine["reasons_now"] else "RUN")
     counts = json.loads(mine["counts"])
     return Episode(
-        seed, success, steps, theirs["aborted"], mine["mode"] or last_mode(mine), int(mine["changed"]) / ticks,
+        seed, success, steps, theirs["aborted"], mode, int(mine["changed"]) / ticks,
         counts.get("loop_paced", 0) / steps, Counter(json.loads(mine["reasons"])),
-        (counts.get("loop_human", 0) + counts.get("loop_rewind", 0)) / steps,
+        (counts.get("loop_human", 0) + counts.get("loop_rewind", 0)) / steps, int(mine["ticks"]),
     )  # fmt: skip
 
 
@@ -125,8 +159,3 @@ def activate(operator: EpisodeClient, *, patience: float = 5.0) -> None:
             if time.monotonic() > until:
                 raise
             time.sleep(0.5)
-
-
-def last_mode(status: dict[str, str]) -> str:
-    """Return the mode before deactivation, by the reasons that were given last."""
-    return "FAULT" if "fault:" in status["reasons_now"] else "RUN"

@@ -54,6 +54,7 @@ class TrajectoryStream:
         self.arm, self.loop, self.chain, self.wiring = arm, loop, arm.chain, arm.wiring
         self.zero = self.greeted = 0  # greeted: tick at which the arm was last sent where it stands
         self.settled = 0  # tick from which on commands may follow the first, standing trajectory; 0: at once
+        self.early = False  # simulated time has not begun, as the arm does not wait for us yet
         self.reasons, self.ticks, self.changed = Counter[str](), 0, 0
         self.decision: Decision | None = None
 
@@ -76,6 +77,7 @@ class TrajectoryStream:
         self.decision, self.greeted, self.settled = None, 0, 0
         arm.begun = False
         arm.waiting = not arm.clock.follow or self.wiring.topics[PLAYED] is None
+        self.early = not arm.waiting
         tick = arm.clock.tick(now) + self.wiring.lead_ticks
         self.zero, arm.time, arm.now = tick, 0.0, arm.ages.heard["state"]  # inputs of an episode before do not count
         arm.ages.begin(now, arm.time)
@@ -104,7 +106,7 @@ class TrajectoryStream:
         arm.now = now
         tick = arm.clock.tick(now)
         goal = tick + self.wiring.lead_ticks
-        if not self._begun(tick, goal):
+        if not self._begun(tick, goal) or arm.awaits_enable(now):
             return 0
         if self.wiring.output.type == "positions" and goal - 1 > arm.history.last and self.ticks:
             self._fell_behind(goal)
@@ -122,13 +124,15 @@ class TrajectoryStream:
                     self.settled = arm.history.last + round(SETTLE / self.wiring.tick_s)
                 self._stand()
                 return False
-        if self.settled or not arm.waiting:
-            arm.time = max(arm.time, (goal - 1 - self.zero) * self.wiring.tick_s)  # signs of life are not old then
         if not arm.waiting:  # a first plan may take long, and simulated time must not go on meanwhile
             if arm_tick > self.greeted:
                 self.greeted = arm_tick
                 self._stand()
             return False
+        if self.early:  # time begins now, however long the arm went on by its own clock: nothing heard so far is old
+            self.zero, arm.history, self.early = goal, CommandHistory(self.chain, goal), False
+        if self.settled:
+            arm.time = max(arm.time, (goal - 1 - self.zero) * self.wiring.tick_s)  # signs of life are not old then
         if self.settled:
             if arm_tick < self.settled + MATCH:
                 if arm_tick - arm.history.last <= GREETINGS and not (arm.muted or self.chain.faulted):

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, TypedDict, cast
+from typing import Annotated, Any, NotRequired, TypedDict, cast
 
 import pydantic
 
@@ -16,10 +16,12 @@ from robopolicy.core.errors import closest
 from robopolicy.core.types import IMAGES
 from robopolicy.core.untrusted import checked, read_yaml, refusing
 from robopolicy.real.ros2.channels import STRICT, CameraTopic, GripperTopic, OutputTopic, Topic, WiringError
-from robopolicy.real.safety import load_profile
-from robopolicy.real.safety.safety_mode import Patience
+from robopolicy.real.safety import Profile, SafetyError, profile_names, read_profile
+from robopolicy.real.safety.decision import Patience
+from robopolicy.real.safety.profile import FOLDER as PROFILES
 
 FOLDER = Path(configs.__file__).parent / "robots"
+SIMULATED, SIMULATED_JOINTS = "mujoco_arm", 7  # node and joints of the simulated arm
 WATCHED = {"state": ("joint_states", "joint_commands"), "features": ("features",), "enable": ("enable",)}  # and images
 
 
@@ -60,9 +62,10 @@ _Short = Annotated[float, pydantic.Field(ge=0.0, le=0.1)]
 
 @pydantic.with_config(STRICT)
 class WiringFile(TypedDict):
-    """A wiring file. All keys must be given; null stands for a topic that the robot lacks."""
+    """A wiring file. All keys but `safety` must be given; null stands for a topic that the robot lacks."""
 
     limits: str
+    safety: NotRequired[dict[str, Any]]
     tick_s: Annotated[float, pydantic.Field(ge=0.001, le=0.02)]
     lead_ticks: Annotated[int, pydantic.Field(ge=1, le=25)]
     joints: dict[str, str]
@@ -80,7 +83,7 @@ class Wiring:
     """One robot's wiring, checked.
 
     Args:
-        limits: name of the limit profile.
+        limits: name of the limit profile, which lies in `limits_file`.
         tick_s: s between commands.
         lead_ticks: ticks from the decision on a command to the one in which it is played.
         joints: names on the wire, in the order of the limits.
@@ -90,9 +93,11 @@ class Wiring:
         cameras: by feature ("observation.images.<name>"); a policy subscribes to those that it sees.
         watchdogs: patience with `state`, `features`, `images` and `enable`.
         plan_ahead_s, grace_s: s before a control step at which a plan is asked for, and by which it may be late.
+        safety: settings of the limits in this cell; a deployment may be tighter, never looser.
     """
 
     limits: str
+    limits_file: Path
     tick_s: float
     lead_ticks: int
     joints: tuple[str, ...]
@@ -103,6 +108,11 @@ class Wiring:
     watchdogs: dict[str, Patience]
     plan_ahead_s: float
     grace_s: float
+    safety: dict[str, Any]
+
+    def profile(self, **settings: Any) -> Profile:
+        """Read the limits of this robot under `settings`."""
+        return read_profile(self.limits_file, **settings)
 
     def topic(self, role: str) -> Topic:
         """Return the topic of a role that this robot must have."""
@@ -141,21 +151,42 @@ def load_wiring(name: str) -> Wiring:
         raise WiringError(f"wiring={name!r}: no such file or preset. {closest(name, wiring_names())}")
     data = read_yaml(path, error=WiringError)
     with refusing(path.name, WiringError):
-        return parse(data, path.name)
+        return parse(data, path.name, path.parent)
 
 
-def parse(data: Any, where: str = "wiring") -> Wiring:
-    """Build a wiring from YAML values, checked; see `load_wiring`."""
+def parse(data: Any, where: str = "wiring", folder: Path = Path()) -> Wiring:
+    """Build a wiring from YAML values, checked; a path in `limits` is relative to `folder`. See `load_wiring`."""
     found: Any = checked(WiringFile, data, where, error=WiringError)
-    wiring = Wiring(**{**found, "joints": tuple(found["joints"].values())})
+    file = _limits_file(found["limits"], where, folder)
+    safety = found.get("safety", {})
+    try:
+        name = read_profile(file, **safety).robot
+    except SafetyError as error:
+        raise WiringError(f"{where}: limits, safety: {error}") from error
+    known = {"limits": name, "limits_file": file, "safety": safety, "joints": tuple(found["joints"].values())}
+    wiring = Wiring(**{**found, **known})
     for problem in _problems(wiring, list(found["joints"])):
         raise WiringError(f"{where}: {problem}")
     return wiring
 
 
+def _limits_file(limits: str, where: str, folder: Path) -> Path:
+    """Return the file of a limit profile that is named, or given as a path to a JSON file."""
+    if limits in profile_names():
+        return PROFILES / f"{limits}.json"
+    path = folder / limits
+    if limits.endswith(".json") and path.is_file():
+        return path.resolve()
+    missing = f"no such file: {path}" if limits.endswith(".json") else "there are no limits of this name"
+    raise WiringError(
+        f"{where}: limits: {limits!r}: {missing}. Expected one of {', '.join(profile_names())}, or the path of a JSON "
+        "file of your own, relative to this file (docs/bring_your_own/arm.md)"
+    )
+
+
 def _problems(wiring: Wiring, joints: list[str]) -> Iterator[str]:
     """Name contradictions between the parts of a wiring, one sentence each; `joints`: the limits' names in it."""
-    expected, names = list(load_profile(wiring.limits).joints), wiring.joints
+    expected, names = list(wiring.profile().joints), wiring.joints
     if joints != expected:
         yield f"joints: expected the joints of the limits {wiring.limits!r}, in order: {expected}; found {joints}"
     if len(set(names)) < len(names):
@@ -173,6 +204,28 @@ def _problems(wiring: Wiring, joints: list[str]) -> Iterator[str]:
     for why in wiring.output.problems(tick_s=wiring.tick_s, lead_ticks=wiring.lead_ticks, echoed=echoed):
         yield f"topics.trajectory: {why}"
     yield from _watchdog_problems(wiring)
+
+
+def simulated_problems(wiring: Wiring) -> list[str]:
+    """List why the simulated arm of `robot=mujoco_ros2` cannot play a wiring, with the change that helps."""
+    found, out = [], wiring.output
+    if (out.type, out.points) != ("trajectory", "control"):
+        found.append(
+            f"topics.trajectory: it plays control points alone: set type: trajectory and points: control, found type "
+            f"{out.type!r} with points {out.points!r}"
+        )
+    for role, driver in (("trajectory", out), ("gripper", wiring.grip)):
+        if driver is not None and driver.node not in ("", SIMULATED):
+            found.append(f"topics.{role}.node: leave it out, as its node is {SIMULATED!r}; found {driver.node!r}")
+    if wiring.topics["joint_commands"] is None:
+        found.append("topics.joint_commands: name a topic, with depth: 50: it says what it plays; found null")
+    if wiring.topics["robot_description"] is not None:
+        found.append("topics.robot_description: set null: no URDF describes it")
+    if wiring.grip is None:
+        found.append("topics.gripper: name a topic: its fingers take an opening; found null")
+    if len(wiring.joints) != SIMULATED_JOINTS:
+        found.append(f"limits: its arm has {SIMULATED_JOINTS} joints, these limits {len(wiring.joints)}")
+    return found
 
 
 def _watchdog_problems(wiring: Wiring) -> Iterator[str]:

@@ -10,10 +10,10 @@ from robopolicy.real.safety.chain import Mode, SafetyChain
 from robopolicy.real.safety.command_limiter import CommandLimiter
 from robopolicy.real.safety.decision import Decision
 from robopolicy.real.safety.errors import SafetyError
-from robopolicy.real.safety.profile import Profile, load_profile, profile_names
+from robopolicy.real.safety.profile import Profile, load_profile, profile_names, read_profile
 from robopolicy.real.safety.settings import Settings
 
 __all__ = [
     "CommandLimiter", "Decision", "Mode", "Profile", "SafetyChain", "SafetyError", "Settings", "load_profile",
-    "profile_names",
+    "profile_names", "read_profile",
 ]  # fmt: skip

@@ -12,7 +12,7 @@ import numpy as np
 
 from robopolicy.real.safety.array_ops import Array, clip, max_abs_diff, within
 from robopolicy.real.safety.command_limiter import CommandLimiter
-from robopolicy.real.safety.decision import Decision, Measured
+from robopolicy.real.safety.decision import Decision, Measured, Mode, Patience, Watchdog
 from robopolicy.real.safety.energy_tank import EnergyTank, tank_for
 from robopolicy.real.safety.errors import SafetyError
 from robopolicy.real.safety.limiter_state import Past
@@ -20,7 +20,6 @@ from robopolicy.real.safety.limits import Limit
 from robopolicy.real.safety.profile import Profile
 from robopolicy.real.safety.projection import Projection, project
 from robopolicy.real.safety.risk import RiskCritic
-from robopolicy.real.safety.safety_mode import Mode, Patience, Watchdog
 from robopolicy.real.safety.tracking import PathCheck
 
 SLOW_PACE = 0.2  # of the joints' velocity limits

@@ -65,6 +65,11 @@ class Profile:
     data: dict[str, Any]
     settings: Settings
 
+    def __post_init__(self) -> None:
+        speed, n = self.settings.joint_speed, len(self.joints)
+        if isinstance(speed, tuple) and len(speed) != n:
+            raise SafetyError(f"joint_speed: expected one number, or {n}, one a joint, found {len(speed)}")
+
     @property
     def robot(self) -> str:
         return str(self.data["robot"])
@@ -94,7 +99,8 @@ class Profile:
 
     @cached_property
     def velocity(self) -> Array:
-        return self.maker["velocity"] * self.settings.velocity
+        found = self.maker["velocity"] * self.settings.velocity
+        return found if self.settings.joint_speed is None else np.minimum(found, self.settings.joint_speed)
 
     @cached_property
     def acceleration(self) -> Array:
@@ -148,7 +154,10 @@ class Profile:
     @cached_property
     def digest(self) -> str:
         """Names these limits in recordings."""
-        text = json.dumps({"data": self.data, "settings": asdict(self.settings)}, sort_keys=True)
+        settings = asdict(self.settings)
+        if settings["joint_speed"] is None:  # limits from before that setting keep their names
+            del settings["joint_speed"]
+        text = json.dumps({"data": self.data, "settings": settings}, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     def changed(self, **settings: Any) -> Profile:
@@ -168,8 +177,18 @@ def load_profile(robot: str, **settings: Any) -> Profile:
     """
     if robot not in profile_names():
         raise SafetyError(f"robot={robot!r}: there are no limits for it. {closest(robot, profile_names())}")
-    data = read_json(FOLDER / f"{robot}.json", error=SafetyError)
-    if data.get("format") != FORMAT:
-        raise SafetyError(f"{robot}.json has format {data.get('format')!r}, this robopolicy reads {FORMAT}")
-    check_data(data, f"{robot}.json")
+    return read_profile(FOLDER / f"{robot}.json", **settings)
+
+
+def read_profile(path: Path, **settings: Any) -> Profile:
+    """Read a profile from a JSON file.
+
+    Raises:
+        SafetyError: no such file or setting, a value out of range, a file of another format.
+    """
+    data = read_json(path, error=SafetyError)
+    if not isinstance(data, dict) or data.get("format") != FORMAT:
+        found = data.get("format") if isinstance(data, dict) else data
+        raise SafetyError(f"{path.name}: format: expected {FORMAT}, which this robopolicy reads, found {found!r}")
+    check_data(data, path.name)
     return Profile(data, settings_of(settings))

@@ -47,6 +47,8 @@ class Settings:
 
     Args:
         velocity, acceleration, jerk: fraction of the maker's limits.
+        joint_speed: rad/s at most, one number for all joints or one for each, beside `velocity`: the smaller counts.
+            None: `velocity` alone.
         joint_margin: rad, kept to the ends of the joints.
         tcp_speed: m/s, of the tool; 0.25 is the teach speed of industrial standards.
         workspace: box for the tool, or None.
@@ -61,6 +63,7 @@ class Settings:
     """
 
     velocity: float = 0.5
+    joint_speed: float | tuple[float, ...] | None = None
     acceleration: float = 0.5
     jerk: float = 0.1
     joint_margin: float = 0.1
@@ -81,9 +84,11 @@ class Settings:
             value = getattr(self, name)
             number = isinstance(value, (int, float, np.number)) and not isinstance(value, bool)
             if value is not None and not (number and low <= value <= high):  # NaN fails too
-                raise SafetyError(f"{name}: expected a number from {low:g} to {high:g}, found {value!r}")
+                hint = ". joint_speed takes one a joint, in rad/s" if name == "velocity" else ""
+                raise SafetyError(f"{name}: expected a number from {low:g} to {high:g}, found {value!r}{hint}")
             if value is not None:  # code compiled for floats must not meet an int in the middle of a motion
                 object.__setattr__(self, name, float(value))
+        object.__setattr__(self, "joint_speed", _joint_speed(self.joint_speed))
         for box in (*self.keep_out, *([self.workspace] if self.workspace else [])):
             if not all(lo < hi for lo, hi in zip(box.low, box.high, strict=True)):
                 raise SafetyError(f"box: low must be below high in every direction, found {box}")
@@ -95,6 +100,8 @@ class Settings:
         """List the limits that `other` would loosen."""
         ways = ((n, way, _of(getattr(self, n)), _of(getattr(other, n))) for n, (*_, way) in _RANGES.items() if way)
         found = [n for n, way, mine, theirs in ways if way * theirs < way * mine]
+        if not _no_faster(other.joint_speed, self.joint_speed):
+            found.append("joint_speed")
         if self.tracking_error is not None and (other.tracking_error or 0.0) > self.tracking_error:
             found.append("tracking_error")
         if self.tracking_error is None and other.tracking_error is not None:
@@ -108,8 +115,36 @@ class Settings:
 
 def slowed(settings: Mapping[str, Any], speed: float) -> dict[str, Any]:
     """Return `settings` with their speeds, or the default ones, times `speed`; begin with 0.1 on a real arm."""
-    usual = {"velocity": Settings.velocity, "tcp_speed": Settings.tcp_speed}
-    return {**settings, **{name: settings.get(name, value) * speed for name, value in usual.items()}}
+    found = settings_of(settings)
+    speeds = {"velocity": found.velocity * speed, "tcp_speed": found.tcp_speed * speed}
+    if found.joint_speed is not None:
+        joints = found.joint_speed
+        slower = tuple(v * speed for v in joints) if isinstance(joints, tuple) else joints * speed
+        return {**settings, **speeds, "joint_speed": slower}
+    return {**settings, **speeds}
+
+
+def tightened(cell: Mapping[str, Any], given: Mapping[str, Any], speed: float = 1.0) -> dict[str, Any]:
+    """Return the settings of a cell under those given for one deployment, `slowed` by `speed`.
+
+    A setting that the cell has may be made tighter, never looser.
+
+    Raises:
+        SafetyError: one would be loosened; named.
+    """
+    found = slowed({**cell, **given}, speed)
+    check_cell(cell, settings_of(found))
+    return found
+
+
+def check_cell(cell: Mapping[str, Any], settings: Settings) -> None:
+    """Raise SafetyError, which names them, where `settings` are looser than those that the cell has."""
+    for name in settings_of(cell).loosened_by(settings):
+        if name in cell:
+            raise SafetyError(
+                f"{name}: {getattr(settings, name)!r} is looser than {cell[name]!r} in `safety` of the wiring, which "
+                "holds for every deployment in this cell. Expected as tight a value, or change the wiring"
+            )
 
 
 _RANGES = {  # lowest and highest value; -1: smaller is tighter, 1: larger is, 0: see `loosened_by`
@@ -118,6 +153,33 @@ _RANGES = {  # lowest and highest value; -1: smaller is tighter, 1: larger is, 0
     "self_distance": (0.0, 1.0, 1), "condition": (2.0, 1e6, -1), "reference_clip": (1e-3, 10.0, -1),
     "tracking_error": (1e-3, 10.0, 0), "energy": (0.0, 1e6, -1), "contact_stiffness": (0.0, 1e7, 1),
 }  # fmt: skip
+
+
+_SPEEDS = (0.001, 30.0)  # rad/s
+
+
+def _joint_speed(value: Any) -> float | tuple[float, ...] | None:
+    """Check a `joint_speed`; lists and arrays become tuples."""
+    if value is None:
+        return None
+    several = not isinstance(value, (str, int, float, np.number)) and hasattr(value, "__iter__")
+    numbers = list(value) if several else [value]
+    low, high = _SPEEDS
+    for number in numbers:
+        real = isinstance(number, (int, float, np.number)) and not isinstance(number, bool)
+        if not (real and low <= number <= high):  # NaN fails too
+            raise SafetyError(f"joint_speed: expected rad/s from {low:g} to {high:g}, found {number!r}")
+    if not numbers:
+        raise SafetyError("joint_speed: expected a number, or one a joint, found none")
+    return tuple(float(n) for n in numbers) if several else float(value)
+
+
+def _no_faster(new: float | tuple[float, ...] | None, old: float | tuple[float, ...] | None) -> bool:
+    """Whether no joint is faster under `joint_speed` `new` than under `old`."""
+    mine, theirs = (np.atleast_1d(np.inf if v is None else v) for v in (old, new))
+    if len({len(mine), len(theirs), 1}) > 2:  # of arms of different sizes: nothing to compare
+        return False
+    return bool((theirs <= mine).all())
 
 
 def _of(value: float | None) -> float:

@@ -9,10 +9,10 @@ from typing import Any
 from robopolicy.core.rng import episode_seeds
 from robopolicy.core.specs import PolicySpec
 from robopolicy.core.types import TASK
+from robopolicy.datasets.converted import UnusableError, add_episode
 from robopolicy.datasets.lerobot_writer import DatasetWriter
 from robopolicy.policies.residual import ZeroActionPolicy
 from robopolicy.real.datasets.convert import Frames, frames_of
-from robopolicy.real.datasets.converted import UnusableError, add_episode
 from robopolicy.real.deploy.simulated_arm import Episode
 from robopolicy.real.recording.recording import Recording
 from robopolicy.real.teleoperation.gamepad import PAD_MAP, PAD_RECORD

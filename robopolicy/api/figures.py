@@ -9,13 +9,14 @@ from pathlib import Path
 from robopolicy.core.errors import ConfigError, DataError
 from robopolicy.evaluation.compare import Comparison
 from robopolicy.evaluation.episode_table import EpisodeTable
+from robopolicy.evaluation.training_seeds import PooledComparison
 from robopolicy.reporting.curves import learning_curves, success_intervals, training_charts
 from robopolicy.reporting.plots import Whisker, interval_chart, styled
 from robopolicy.reporting.run_reader import Evaluation, read_run
 from robopolicy.reporting.templates import percent
 from robopolicy.utils.atomic import write_atomically
 
-Shown = Path | str | EpisodeTable | Comparison | Sequence[Path | str] | Mapping[str, EpisodeTable]
+Shown = Path | str | EpisodeTable | Comparison | PooledComparison | Sequence[Path | str] | Mapping[str, EpisodeTable]
 
 
 @dataclass(frozen=True, repr=False)
@@ -49,7 +50,7 @@ def plot(shown: Shown, out: Path | str | None = None) -> Charts:
 
     Args:
         shown: a run directory or several: success against env steps and against minutes, every evaluation, and two
-            losses. Rows, or {name: rows}: their success rates. A comparison: both rates.
+            losses. Rows, or {name: rows}: their success rates. A comparison: both rates, of every training seed.
         out: an .svg file to write as well.
 
     Returns:
@@ -63,10 +64,11 @@ def plot(shown: Shown, out: Path | str | None = None) -> Charts:
         >>> rp.plot(rp.evaluate(rp.load_policy("runs/base"), task="reach", episodes=4))
         reach: ...% (...–...%), 4 episodes
     """
-    if isinstance(shown, Comparison):
-        rows = [Whisker(name, *rate, percent(rate.value)) for name, rate in
-                ((shown.a, shown.rate_a), (shown.b, shown.rate_b))]  # fmt: skip
-        charts = Charts((interval_chart(rows, title=shown.env),), shown.text())
+    if isinstance(shown, Comparison | PooledComparison):
+        compared = [shown] if isinstance(shown, Comparison) else shown.seeds
+        rows = [Whisker(name, *rate, percent(rate.value)) for c in compared for name, rate in
+                ((c.a, c.rate_a), (c.b, c.rate_b))]  # fmt: skip
+        charts = Charts((interval_chart(rows, title=compared[0].env),), shown.text())
     elif isinstance(shown, EpisodeTable | Mapping):
         charts = _rates({"": shown} if isinstance(shown, EpisodeTable) else shown)
     else:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from robopolicy.api.objects import Task, make_env, rollout
 from robopolicy.cli.main import invoke
-from robopolicy.config.hydra_configs import NO_GROUPS, config_folder
+from robopolicy.config.hydra_configs import group_files
 from robopolicy.config.overrides import ALIASES
 from robopolicy.core.errors import ConfigError
 from robopolicy.core.types import Metrics
@@ -17,18 +17,21 @@ from robopolicy.evaluation import compare as comparing
 from robopolicy.evaluation.episode_table import EpisodeTable
 from robopolicy.evaluation.policy_ref import PolicyRef, task_of
 from robopolicy.evaluation.saved import Split
+from robopolicy.evaluation.training_seeds import compare_pooled
 from robopolicy.policies.base import Policy
 from robopolicy.policies.io import load_policy
 
 Trained = Policy | Path | str  # a policy, or the path of one
 
 
-def run(verb: str, *overrides: str, **settings: Any) -> Any:
+def run(verb: str, *overrides: str, config_dir: Path | str | None = None, **settings: Any) -> Any:
     """Run a verb as the command line does.
 
     Args:
         verb: "train", "deploy", "data check", … as `robopolicy --help` lists them.
         *overrides: in the form of the command line, e.g. "policy=flow", "loop.steps=100".
+        config_dir: folder with config groups of your own, as --config-dir names it: `<config_dir>/algo/mine.yaml` makes
+            `algo="mine"`. `train`, `demos`, `evaluate` and `compare` take it too.
         **settings: the same as Python values: `run_dir="runs/a"`, an option of a group (`task="pick"`), several keys of
             a group (`loop={"steps": 100}`). None leaves the default.
 
@@ -44,15 +47,16 @@ def run(verb: str, *overrides: str, **settings: Any) -> Any:
         report: ...
         'report.html'
     """
-    options, values = list(overrides), dict[str, Any]()
+    folders = [] if config_dir is None else [Path(config_dir)]
+    options, values, groups = list(overrides), dict[str, Any](), group_files(folders)
     for key, value in _leaves(settings):
         if value is None and "." in key:
             options.append(f"{key}=null")
-        elif isinstance(value, str) and key not in NO_GROUPS and (config_folder() / key).is_dir():
+        elif isinstance(value, str) and key in groups:
             options.append(f"{key}={value}")
         else:
             values[key] = value
-    return invoke(verb, *options, **values)
+    return invoke(verb, *options, config_dirs=folders, **values)
 
 
 def _leaves(settings: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
@@ -94,7 +98,8 @@ def train(run_dir: Path | str, *overrides: str, **settings: Any) -> Metrics:
 
     Args:
         run_dir: folder of configuration, curves and checkpoints; `load_policy` and `evaluate` take it.
-        *overrides, **settings: keys of `robopolicy train`: `algo`, `policy`, `task`, `dataset`, `base`, `loop`, …
+        *overrides, **settings: keys of `robopolicy train`: `algo`, `policy`, `task`, `dataset`, `base`, `loop`, …;
+            `config_dir` as for `run`.
 
     Returns:
         The last metrics of the loop, e.g. steps and `wall_s` in s.
@@ -168,8 +173,8 @@ def evaluate(
 
 
 def compare(
-    a: Trained | EpisodeTable,
-    b: Trained | EpisodeTable,
+    a: Trained | EpisodeTable | Sequence[Trained | EpisodeTable],
+    b: Trained | EpisodeTable | Sequence[Trained | EpisodeTable],
     *overrides: str,
     task: Task | None = None,
     names: tuple[str, str] | None = None,
@@ -179,37 +184,47 @@ def compare(
     num_envs: int = 100,
     videos: int = 0,
     **settings: Any,
-) -> comparing.Comparison:
+) -> Any:
     """Test whether policy B differs from policy A on the same episodes, as `robopolicy compare` does.
 
     Args:
-        a, b: two paths, two policies, or two results of `rollout` or `evaluate`. `a` is the reference.
+        a, b: two paths, two policies, or two results of `rollout` or `evaluate`. `a` is the reference. Two lists of
+            equal length are training seeds of two algorithms, paired in order.
         names: what to call them; None: of paths the command line's names, else "A" and "B".
         task, episodes, split, deterministic, num_envs: as for `evaluate`; not for results, which have them.
-        videos: films of both side by side, for two paths.
-        *overrides, **settings: further keys of `robopolicy compare` for two paths: out, device, …
+        videos: films of both side by side, for paths.
+        *overrides, **settings: further keys of `robopolicy compare` for paths: out, device, …
 
     Returns:
-        Both success rates with 95% Wilson intervals, their difference with Tango's, and the exact McNemar p-value.
+        A Comparison: both success rates with 95% Wilson intervals, their difference with Tango's, and the exact McNemar
+        p-value. Of lists a PooledComparison: these in `.seeds`, and the mean difference with a bootstrap interval.
 
     Raises:
-        ConfigError: a wrong key. DataError: results of different episodes or tasks.
+        ConfigError: a wrong key, or lists of different length. DataError: results of different episodes or tasks.
 
     Example:
         >>> rows = rp.evaluate(rp.load_policy("runs/base"), task="reach", episodes=4)
         >>> rp.compare(rows, rows).p_value
         1.0
+        >>> rp.compare([rows, rows], [rows, rows]).difference.value
+        0.0
     """
-    if isinstance(a, EpisodeTable) and isinstance(b, EpisodeTable):
-        return comparing.compare(a, b, names=names or ("A", "B"))
-    if isinstance(a, EpisodeTable) or isinstance(b, EpisodeTable) or isinstance(a, Policy) != isinstance(b, Policy):
-        kinds = [type(x).__name__ for x in (a, b)]
-        raise ConfigError(f"a, b: expected two paths, two policies or two results, got {kinds}. Give two of a kind.")
+    lists: list[list[Any]] = [[x] if isinstance(x, EpisodeTable | Policy | Path | str) else list(x) for x in (a, b)]
+    several = not isinstance(a, EpisodeTable | Policy | Path | str)
+    kinds = {EpisodeTable if isinstance(x, EpisodeTable) else Policy if isinstance(x, Policy) else Path
+             for x in (*lists[0], *lists[1])}  # fmt: skip
+    if len(kinds) > 1 or several == isinstance(b, EpisodeTable | Policy | Path | str):
+        found = [type(x).__name__ for x in (a, b)]
+        raise ConfigError(
+            f"a, b: expected two paths, two policies or two results, got {found}. Give two of a kind, or two lists."
+        )
     how: dict[str, Any] = dict(
         task=task, episodes=episodes, split=split, deterministic=deterministic, num_envs=num_envs
     )
-    if isinstance(a, Policy):
-        rows = (evaluate(policy, *overrides, videos=videos, **how, **settings) for policy in (a, b))
-        return comparing.compare(*rows, names=names or ("A", "B"))
-    result: comparing.Comparison = run("compare", *overrides, a=a, b=b, names=names, videos=videos, **how, **settings)
-    return result
+    if kinds == {Path}:
+        return run("compare", *overrides, a=a, b=b, names=names, videos=videos, **how, **settings)
+    if kinds == {Policy}:
+        lists = [[evaluate(policy, *overrides, videos=videos, **how, **settings) for policy in side] for side in lists]
+    if several:
+        return compare_pooled(*lists, names=names)
+    return comparing.compare(*lists[0], *lists[1], names=names or ("A", "B"))

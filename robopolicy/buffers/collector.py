@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from robopolicy.core.types import IMAGES, Obs, VecEnv, check_finite
-from robopolicy.envs.wrappers import ChunkQueue, read_rows, request_images
+from robopolicy.envs.wrappers import ChunkQueue, request_images
 from robopolicy.policies.base import Policy, newest
 
 Record = dict[str, Tensor]
@@ -115,7 +115,7 @@ class RolloutCollector:
 
     def _plan(self, obs: Obs, rows: Tensor, noise: Tensor | None) -> Tensor:
         assert noise is not None
-        chunk, record = self.explorer.explore(read_rows(obs, rows, self.reads), noise)
+        chunk, record = self.explorer.explore({k: v[rows] for k, v in newest(obs, self.reads).items()}, noise)
         self.records.append(record)
         return chunk
 

@@ -14,7 +14,7 @@ from robopolicy.buffers.relabeling import read_frames
 from robopolicy.buffers.replay_buffer import Replay, Source
 from robopolicy.core.errors import ConfigError, DataError, SpecError
 from robopolicy.core.types import BASE_ACTION, Obs
-from robopolicy.datasets.compatibility import data_problems
+from robopolicy.datasets.compatibility import misfits
 from robopolicy.datasets.episodes import Episodes, concatenate
 from robopolicy.datasets.lerobot_reader import load_episodes
 from robopolicy.datasets.tables import DRIVERS
@@ -36,7 +36,7 @@ def load_rollouts(datasets: Mapping[str, Path], policy: Policy) -> Episodes:
     needed = {k: f for k, f in reader.spec.observation.items() if k != BASE_ACTION}
     for name, path in datasets.items():
         part = load_episodes(path, needed=needed)
-        problems = data_problems(reader.spec, part, needs="the policy")
+        problems = misfits(reader.spec, part, needs="the policy", offers="the dataset")
         if parts and part.tasks != parts[0].tasks:
             problems.append(f"tasks: {next(iter(datasets))} has {parts[0].tasks}, the dataset has {part.tasks}")
         if problems:

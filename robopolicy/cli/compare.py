@@ -1,20 +1,23 @@
-"""`robopolicy compare`: compare two checkpoints on the same episodes, with a paired test."""
+"""`robopolicy compare`: compare two checkpoints, or two lists of training seeds, on the same episodes."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from robopolicy.config.schema import Count, Device, Natural, Node
 from robopolicy.core.errors import ConfigError
 from robopolicy.evaluation import compare as comparing
 from robopolicy.evaluation import video
+from robopolicy.evaluation.episode_table import EpisodeTable
 from robopolicy.evaluation.forgetting import forgetting, frame, table
 from robopolicy.evaluation.policy_ref import PolicyRef, env_of
 from robopolicy.evaluation.saved import Split, evaluated_rows, filming, joined
+from robopolicy.evaluation.training_seeds import PooledComparison, check_lengths, compare_pooled
+from robopolicy.policies.residual import ZERO_ACTION
 from robopolicy.reporting.run_reader import label
 from robopolicy.runs.checkpointer import load_policy
-from robopolicy.runs.inputs import there
+from robopolicy.runs.inputs import same_input, there
 from robopolicy.runs.run_dir import read_config
 from robopolicy.utils.atomic import write_atomically
 from robopolicy.utils.threads import set_threads
@@ -22,8 +25,8 @@ from robopolicy.utils.threads import set_threads
 
 def compare(
     *,
-    a: Path,
-    b: Path,
+    a: Path | tuple[Path, ...] | None = None,
+    b: Path | tuple[Path, ...],
     task: Node | None = None,
     names: tuple[str, str] | None = None,
     episodes: Count = 500,
@@ -34,27 +37,70 @@ def compare(
     num_envs: Count = 100,
     device: Device = "cpu",
     threads: Count | None = None,
-) -> comparing.Comparison:
+) -> comparing.Comparison | PooledComparison:
     """Evaluate both checkpoints on the same episodes; write rows, films and comparison.json to `out`.
 
-    With several instructions tasks.csv holds the change of each, which shows forgetting.
+    With several instructions tasks.csv holds the change of each, which shows forgetting. Two lists are training seeds
+    of two algorithms, paired in order: each pair is compared, then all are pooled.
 
     Args:
-        a: the reference, a run directory, checkpoint or policy directory. b: the policy that is compared with it.
+        a: the reference, a run, checkpoint or policy directory; or a list, one for each training seed; None: b's base.
+        b: the policy that is compared with it, or a list of the same length.
         names: of both; None: "base" where a is b's base, else the names of their directories.
         episodes: number of paired episodes. videos: films of both side by side, differing outcomes first.
-        out: folder of rows, films and comparison.json; None: b's run directory.
+        out: folder of rows, films and comparison.json; None: b's run, else <b>-results beside b. Of lists: a folder for
+            each pair in it.
         task: node of the task; None: the one that the run was trained on.
         split: seeds of the episodes: test or validation. deterministic: use the policy's mode in place of a sample.
         num_envs: N, envs at a time. device: of the networks. threads: of torch; None: torch's choice.
 
     Raises:
-        ConfigError: `names` are not two different ones.
+        ConfigError: `names` are not two different ones, the lists cannot be paired, or `a` is missing.
     """
     set_threads(threads)
+    how: dict[str, Any] = dict(
+        task=task, episodes=episodes, split=split, deterministic=deterministic, videos=videos, num_envs=num_envs,
+        device=device,
+    )  # fmt: skip
+    if not isinstance(a, tuple) and isinstance(b, Path):
+        return _compare_pair(a, b, names=names, out=out, **how)[0]
+    b = (b,) if isinstance(b, Path) else b
+    references = (None,) * len(b) if a is None else (a,) if isinstance(a, Path) else a
+    check_lengths(len(references), len(b))
+    places = [PolicyRef.of(path, "latest", out) for path in b]
+    folders = [None if out is None else out / place.name for place in places]
+    if len({folder or place.out for folder, place in zip(folders, places, strict=True)}) < len(b):
+        raise ConfigError(f"b: expected policies of different runs, found {[str(path) for path in b]}")
+    found = [_compare_pair(reference, path, names=names, out=folder, **how) for reference, path, folder in
+             zip(references, b, folders, strict=True)]  # fmt: skip
+    pairs = [(c.a, c.b) for c, _, _ in found]
+    result = compare_pooled(
+        [rows for _, rows, _ in found], [rows for _, _, rows in found], pair_names=pairs, names=names
+    )
+    mark = label(deterministic=deterministic, split=split)
+    file = result.save((out or places[0].out) / f"{joined('training_seeds', mark)}.json")
+    print(f"\n{result.text()}\nthe pooled comparison is in {file}")
+    return result
+
+
+def _compare_pair(
+    a: Path | None,
+    b: Path,
+    *,
+    task: dict[str, Any] | None,
+    names: tuple[str, str] | None,
+    episodes: int,
+    split: Split,
+    deterministic: bool,
+    videos: int,
+    out: Path | None,
+    num_envs: int,
+    device: str,
+) -> tuple[comparing.Comparison, EpisodeTable, EpisodeTable]:
+    """Compare two policies as `compare` says; also return the rows of both."""
     place_b = PolicyRef.of(b, "latest", out)
-    place_a = PolicyRef.of(a, "latest", place_b.out)
-    called = names or _names(place_a, place_b)
+    a, place_a, is_base = _reference(a, b, place_b)
+    called = names or _names(place_a, place_b, is_base)
     if called[0] == called[1] or not all(called):
         raise ConfigError(f"names: expected two different names, found {list(called)}; they name the files of the rows")
     how: dict[str, Any] = {"deterministic": deterministic, "split": split}
@@ -79,12 +125,45 @@ def compare(
         ))  # fmt: skip
     if place_b.run is not None:
         print(f"rows and comparison are in {place_b.out}; to look at them: robopolicy report run_dir={place_b.run}")
-    return result
+    return result, rows_a, rows_b
 
 
-def _names(a: PolicyRef, b: PolicyRef) -> tuple[str, str]:
+class _Base(NamedTuple):
+    """The policy that a run refined."""
+
+    run: Path | None
+    given: str  # `base=` of the run; "": none
+    path: Path | None  # where it can be loaded from: the run's own copy, else `given`
+
+    def is_at(self, path: Path, ref: PolicyRef) -> bool:
+        """Return whether `path`, which is `ref`, is this policy: the same directory, or the same files."""
+        if self.run is None or not self.given:
+            return False
+        found = there(self.given)
+        at_it = found is not None and found in (ref.run, ref.lerobot_run)
+        return at_it or same_input(self.run, "base", self.given, str(path))
+
+
+def _base(b: PolicyRef) -> _Base:
     config = (read_config(b.run) if b.run is not None else None) or {}
-    base = config.get("base")
-    if base and (found := there(base)) is not None and found in (a.run, a.lerobot_run):
+    base, own = config.get("base") or "", b.policy / "base"
+    given = base if base != ZERO_ACTION else ""
+    return _Base(b.run, given, own if own.is_dir() else there(given) if given else None)
+
+
+def _reference(a: Path | None, b: Path, place_b: PolicyRef) -> tuple[Path, PolicyRef, bool]:
+    """Return the policy to compare with, and whether it is the base that `b` was refined from."""
+    base = _base(place_b)
+    if a is None and (a := base.path) is None:
+        raise ConfigError(f"a: {b} was not refined from a base. Name the policy to compare it with: a=<run directory>")
+    place_a = PolicyRef.of(a, "latest", place_b.out)
+    is_base = a == base.path or base.is_at(a, place_a)
+    if base.given and not is_base:
+        print(f"{place_b.name} was refined from {base.given}, not from {a}; to compare with that, leave a= away")
+    return a, place_a, is_base
+
+
+def _names(a: PolicyRef, b: PolicyRef, is_base: bool) -> tuple[str, str]:
+    if is_base:
         return "base", b.name
     return (a.name, b.name) if a.name != b.name else (f"{a.name} (a)", f"{b.name} (b)")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -11,7 +12,8 @@ from robopolicy.config.schema import Count, Device, Natural, Node
 from robopolicy.core.errors import ConfigError
 from robopolicy.evaluation.episode_table import EpisodeTable
 from robopolicy.evaluation.policy_ref import PolicyRef, env_of, set_retrieval_memory
-from robopolicy.evaluation.saved import Split, evaluated_rows, film
+from robopolicy.evaluation.saved import Split, evaluated_rows, filming
+from robopolicy.evaluation.video import film
 from robopolicy.policies.finetuning import check_sampling, resampled
 from robopolicy.reporting.run_reader import label
 from robopolicy.reporting.suite import Suite, SuiteResult
@@ -56,7 +58,8 @@ def evaluate(
         which: newest or best checkpoint of a run directory. world: node of an imagined env to evaluate in.
         suite: a benchmark, whose tasks are all evaluated. only: tasks of the suite; (): all.
         episodes: number of episodes; None: 500, or as many of each task as the suite says.
-        videos: number of films, failures first. out: folder of rows and films; None: the run directory.
+        videos: number of films, failures first. out: folder of rows and films; None: the run directory, or
+            <policy>-results beside a policy that lies in none.
         name: of the rows: episodes-<name>.csv. jobs: processes of a suite; None: one a core, at most one a task.
         task: node of the task; None: the one that the run was trained on.
         split: seeds of the episodes: test or validation. deterministic: use the policy's mode in place of a sample.
@@ -67,9 +70,7 @@ def evaluate(
     """
     if suite is not None:
         if any(given is not None for given in (task, name, world, variants, memory, sampling)):
-            raise ConfigError(
-                "suite: brings its own tasks and names; leave task, name, world, variants, memory and sampling away"
-            )
+            raise ConfigError("suite: has its own tasks: leave task, name, world, variants, memory and sampling away")
         return evaluate_suite(
             suite, checkpoint, which=which, episodes=episodes, split=split, deterministic=deterministic, only=only,
             out=out, num_envs=num_envs, jobs=jobs, device=device, threads=threads,
@@ -106,6 +107,9 @@ def evaluate(
         every.append(rows)
         what = f"{env.spec.id}{f' ({variant})' if variant else ''}"
         print(f"{place.name}{place.provenance_suffix} on {what}, {split} seeds: {rows.summary()}{rows.task_table()}")
+        if place.run is None:
+            print(f"rows: {place.out}")
         if videos and world is None:
-            film(policy, env, rows, place.out / "videos" / (called or split), videos, deterministic)
+            out = place.out / "videos" / (called or split)
+            filming(partial(film, policy, env, rows, out, count=videos, deterministic=deterministic))
     return every[0]

@@ -21,7 +21,7 @@ from robopolicy.config import registry
 from robopolicy.config.instantiate import build
 from robopolicy.core.errors import RobopolicyError
 from robopolicy.core.rng import Split
-from robopolicy.core.types import TASK
+from robopolicy.core.types import TASK, close
 from robopolicy.evaluation import rollout
 from robopolicy.evaluation.episode_table import EpisodeTable
 from robopolicy.evaluation.numbered_task import NumberedTask
@@ -209,9 +209,7 @@ def _evaluate(job: Job) -> None:
         )
         rows.save(job.file)
     finally:
-        close = getattr(env, "close", None)
-        if close is not None:
-            close()
+        close(env)
 
 
 def _numbered_tasks(job: Job) -> tuple[str, ...]:

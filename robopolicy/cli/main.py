@@ -100,8 +100,11 @@ def _run(name: str, arguments: list[str]) -> int:
             raise UsageError(f"unknown option {text!r}. {closest(text, OPTIONS)}")
     verb = find_verb(name)
     if options.allow:
+        from robopolicy.config.compose import check_paths
         from robopolicy.config.registry import allow
 
+        if verb.config and not (options.help or options.cfg):  # before the import of the user's code, which is slow
+            check_paths(compose(verb, overrides, config_dirs=options.config_dir, checked=False))
         sys.path.insert(0, str(Path.cwd()))  # a package beside the user, not installed
         for module in options.allow:
             allow(module)
@@ -144,12 +147,17 @@ def call(verb: Verb, config: dict[str, Any]) -> Any:
             return function(**arguments)
 
 
-def invoke(name: str, *overrides: str, **settings: Any) -> Any:
-    """Call a verb from Python as the command line does; `settings` are values of top-level keys."""
+def invoke(name: str, *overrides: str, config_dirs: Sequence[Path] = (), **settings: Any) -> Any:
+    """Call a verb from Python as the command line does.
+
+    Args:
+        config_dirs: folders with groups of the user's own, as --config-dir names them.
+        **settings: values of top-level keys.
+    """
     from robopolicy.config.compose import compose
 
     verb = find_verb(name)
-    return call(verb, compose(verb, overrides, settings=settings))
+    return call(verb, compose(verb, overrides, settings=settings, config_dirs=config_dirs))
 
 
 def _options() -> argparse.ArgumentParser:

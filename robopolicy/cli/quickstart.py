@@ -16,7 +16,6 @@ from robopolicy.cli.main import invoke
 from robopolicy.config.schema import Count, Fraction, Natural, Node
 from robopolicy.datasets.metadata import recorded
 from robopolicy.evaluation.compare import Comparison, format_p
-from robopolicy.evaluation.statistics import Interval
 
 
 def quickstart(
@@ -73,7 +72,7 @@ def quickstart(
         lambda: invoke("compare", a=base, b=refined, task=task, episodes=episodes, videos=videos, threads=threads),
     )  # fmt: skip
     page = stages.run("report", "one page with all of it", lambda: invoke("report", run_dir=refined))
-    _summary(console, stages, result, page)
+    _summary(console, stages, result, page, out)
     return result
 
 
@@ -94,12 +93,12 @@ class Stages:
         return result
 
 
-def _summary(console: Console, stages: Stages, result: Comparison, page: Path) -> None:
+def _summary(console: Console, stages: Stages, result: Comparison, page: Path, out: Path) -> None:
     table = Table(title=f"{result.env}: {result.pairs.total} unseen episodes", title_justify="left")
     for column in ("", "success", "95% interval"):
         table.add_column(column, justify="left" if not column else "right")
     for name, rate in ((f"{result.a} (imitation)", result.rate_a), (f"{result.b} (refined)", result.rate_b)):
-        table.add_row(name, *_percent(rate))
+        table.add_row(name, f"{100 * rate.value:.1f}%", f"{100 * rate.low:.1f} to {100 * rate.high:.1f}")
     d = result.difference
     table.add_row("difference", f"{100 * d.value:+.1f} points", f"{100 * d.low:+.1f} to {100 * d.high:+.1f}")
     console.print()
@@ -108,10 +107,7 @@ def _summary(console: Console, stages: Stages, result: Comparison, page: Path) -
     console.print(f"paired exact McNemar p = {format_p(result.p_value)}: {result.verdict}")
     console.print(f"{sum(stages.seconds.values()):.0f} s in all ({took}), peak memory {peak_gib():.1f} GiB")
     console.print(f"open [bold]{page}[/] in a browser", soft_wrap=True)
-
-
-def _percent(value: Interval) -> tuple[str, str]:
-    return f"{100 * value.value:.1f}%", f"{100 * value.low:.1f} to {100 * value.high:.1f}"
+    console.print(f"demonstrations, base and refined policy: {out}/{{data,bc,residual}}", soft_wrap=True)
 
 
 def peak_gib() -> float:

@@ -35,6 +35,11 @@ def report(
     runs = [run_dir] if isinstance(run_dir, Path) else list(run_dir)
     if not runs:
         raise ConfigError("run_dir: expected at least one run directory, found []")
+    if recordings := [run for run in runs if run.is_dir() and any(run.glob("*.mcap"))]:
+        raise ConfigError(
+            f"run_dir={recordings[0]}: expected the folder of a training run, found recordings of a deployment. "
+            f"`robopolicy replay recording={recordings[0]}` reports on them"
+        )
     if world_model_report is not None:
         _write_world_model_reports(world_model_report, runs)
     path = write_report(runs, out or runs[0] / "report.html", title=title, max_video_mib=max_video_mib)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from robopolicy.config.schema import Count, Device, Node
 from robopolicy.core.errors import ConfigError
+from robopolicy.core.types import close
 from robopolicy.core.untrusted import refusing
 from robopolicy.envs.perturbations import NOMINAL, UNITS, Grid, check_grid, perturbed
 from robopolicy.evaluation.episode_table import EpisodeTable
@@ -83,7 +84,7 @@ def robustness(
                 evaluated_rows(policy, env, p, file, episodes, split, deterministic)
                 for policy, p, file in zip(policies, places, files, strict=True)
             )
-            _close(env)
+            close(env)
             found = ", ".join(
                 f"{n} {100 * r.success_rate().value:.1f}%" for n, r in zip(called, rows[key], strict=True)
             )
@@ -93,9 +94,3 @@ def robustness(
     report = result.save(folder)
     print(result.text() + f"report: {report}")
     return result
-
-
-def _close(env: object) -> None:
-    close = getattr(env, "close", None)
-    if close is not None:
-        close()

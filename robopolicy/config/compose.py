@@ -68,7 +68,9 @@ def check_paths(config: Mapping[str, Any]) -> None:
     """
     if os.path.isdir(os.path.join(str(config.get("run_dir") or ""), "checkpoints")):
         return
-    for key, text in flatten(config).items():
+    found = [(key, text) for key, value in flatten(config).items() for text in
+             (value if isinstance(value, list) else [value])]  # fmt: skip
+    for key, text in found:
         name = key.rpartition(".")[2]
         if name not in _READ or not isinstance(text, str) or not text or os.path.exists(text):
             continue

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from robopolicy.config import described
+from robopolicy.config import described, schema
 from robopolicy.config.compose import compose, group_options, summary
+from robopolicy.config.documentation import documentation, sources
 from robopolicy.config.hydra_configs import choices, config_folder
 from robopolicy.config.schema import PARTIAL, TARGET
 from robopolicy.config.verb import Verb
@@ -21,7 +23,7 @@ def verb_help(verb: Verb, overrides: Sequence[str] = (), config_dirs: Sequence[P
     """List the groups with their options, and every key with its meaning and its value under `overrides`."""
     if not verb.config:
         return f"robopolicy {verb.name}: {verb.summary}"
-    config = compose(verb, overrides, config_dirs=config_dirs, checked=False)
+    config = _with_defaults_of_own(compose(verb, overrides, config_dirs=config_dirs, checked=False))
     used = {group.split("@")[0] for group in choices(verb.file)}
     lines = [f"robopolicy {verb.name} [key=value ...]: {summary(config_folder() / f'{verb.file}.yaml')}", ""]
     for group, options in sorted(group_options(config_dirs).items()) if used else ():
@@ -49,7 +51,7 @@ def meanings(verb: Verb, config: Mapping[str, Any]) -> dict[str, str]:
     found: dict[str, str] = {}
     todo: list[tuple[Any, Mapping[str, Any], str]] = [(described.describe_target(verb.target), config, "")]
     for target, node, where in todo:
-        known = target.keys(node) if isinstance(target, described.Described) else {}
+        known = target.keys(node) if isinstance(target, described.Described) else _documented(target, node)
         for key, value in node.items():
             at, entry = f"{where}{key}", known.get(key, {})
             if key in (TARGET, PARTIAL):
@@ -67,4 +69,27 @@ def meanings(verb: Verb, config: Mapping[str, Any]) -> dict[str, str]:
                 todo.append((described.describe_target(entry["group"]), value, f"{at}."))
             else:
                 found |= {f"{at}.{inner}": found[at] for inner in flatten(value)}
+    return found
+
+
+def _documented(target: Any, node: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Return {key: {"about": meaning}} of the user's own target, from its docstring."""
+    about = documentation(sources(target), set(schema.signature(target, node).known))
+    return {key: {"about": text} for key, text in about.items()}
+
+
+def _with_defaults_of_own(config: Mapping[str, Any], above: str = "") -> dict[str, Any]:
+    """Return the config with the keywords of the user's own targets that it leaves out, and their defaults."""
+    found = dict(config)
+    for key, value in config.items():
+        if not isinstance(value, Mapping):
+            continue
+        found[key], at = _with_defaults_of_own(value, f"{above}{key}."), f"{above}{key}"
+        with contextlib.suppress(ConfigError):
+            target = described.resolve(value, key, at) if TARGET in value else None
+            if target is None or isinstance(target, described.Described):
+                continue
+            known = schema.signature(target, value).known
+            left = {k: p.default for k, p in known.items() if k not in value and not p.required}
+            found[key] |= {k: schema.plain(v) for k, v in left.items() if isinstance(v, (*schema.SCALARS, tuple, list))}
     return found

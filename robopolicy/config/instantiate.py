@@ -11,38 +11,15 @@ that are passed at run time (specs, features) into OmegaConf containers, and its
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Mapping
+import re
+from collections.abc import Callable, Mapping
 from typing import Any
 
+from robopolicy.config.hydra_configs import group_files
 from robopolicy.config.plan import Plan, plan_call
-from robopolicy.config.registry import resolve
-from robopolicy.config.schema import PARTIAL, join, signature
+from robopolicy.config.registry import names, resolve
+from robopolicy.config.schema import PARTIAL, TARGET, join, signature
 from robopolicy.core.errors import ConfigError
-
-
-def problems(
-    node: Mapping[str, Any], slot: str, where: str = "", *, supplied: Iterable[str] | None = None
-) -> list[str]:
-    """Return everything that is wrong with a node and the nodes in it, one sentence each; nothing is built.
-
-    Args:
-        slot, where: as `resolve`.
-        supplied: names that the caller passes at run time; None: unknown yet, so required ones may be missing.
-    """
-    try:
-        return plan_call(resolve(node, slot, where), node, where or slot, None if node.get(PARTIAL) else supplied)[1]
-    except ConfigError as error:
-        return [str(error)]
-
-
-def call_problems(target: Callable[..., Any], arguments: Mapping[str, Any], name: str = "") -> list[str]:
-    """Return `problems` of the keyword arguments of a target; `name`: its name in the messages."""
-    return plan_call(target, arguments, "", None, name)[1]
-
-
-def check(node: Mapping[str, Any], slot: str, where: str = "", *, supplied: Iterable[str] | None = None) -> None:
-    """Raise ConfigError that lists all `problems`."""
-    raise_all(problems(node, slot, where, supplied=supplied))
 
 
 def raise_all(found: list[str], error: type[ConfigError] = ConfigError) -> None:
@@ -60,7 +37,7 @@ def build(node: Mapping[str, Any], slot: str, where: str = "", /, **runtime: Any
         slot, where: as `resolve`.
 
     Raises:
-        ConfigError: any of `problems`, or a key that both the config and the program set.
+        ConfigError: anything is wrong with the node, or a key that both the config and the program set.
     """
     where = where or slot
     target = resolve(node, slot, where)
@@ -95,7 +72,7 @@ def arguments_for(
         error: the class to raise.
 
     Raises:
-        ConfigError: any of `call_problems`, required arguments apart.
+        ConfigError: anything is wrong with them; missing ones are not.
     """
     plan, found = plan_call(target, arguments, "", None, name)
     raise_all(found, error)
@@ -115,6 +92,21 @@ def _runtime_problems(plan: Plan, runtime: Mapping[str, Any], where: str) -> lis
         if kind.__module__ != "builtins" and not isinstance(value, kind):
             found.append(
                 f"{where}: {name} needs a {kind.__name__} as {key!r}, found a {type(value).__name__}. "
-                "Choose options that belong together."
+                f"{_choice_of(key, kind, where)}"
             )
     return found
+
+
+def _choice_of(group: str, kind: type, where: str) -> str:
+    """Say which options of a config group make an object of a class, and where they are chosen."""
+    fitting = []
+    for name in [n for n in names(group) if not n.startswith("lerobot")]:  # others' policies come by base=
+        target = resolve({TARGET: name}, group)
+        fitting += [name] if inspect.isclass(target) and issubclass(target, kind) else []
+    head = re.compile(rf"^{TARGET}: ({'|'.join(fitting)})$", re.MULTILINE)
+    files = group_files().get(group, {}) if fitting else {}
+    options = [option for option, file in files.items() if head.search(file.read_text(encoding="utf-8"))]
+    if not options:
+        return "Choose options that belong together."
+    one = options[0] if len(options) == 1 else f"<{' or '.join(options)}>"
+    return f"Add {group}={one}, or `defaults: [override /{group}: {one}]` to the config of {where}."

@@ -5,9 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Mapping, Sequence
 
+from robopolicy.config import registry
 from robopolicy.core.errors import UsageError, closest
 
 ALIASES = {"network": "policy.network"}  # groups that land inside another one: `network=unet1d`, `network.width=64`
+# Options that were renamed before the first version, as docs/changelog.md lists them: for the message alone.
+RENAMED = {"algo=residual_fast": "residual", "policy=tuned": "finetuned", "policy=sighted": "frozen_encoder_student"}
 _PATTERN = re.compile(r"^(?P<prefix>\+\+|\+|~)?(?P<key>[^=\s+~-][^=\s]*)(?:=(?P<value>.*))?$", re.DOTALL)
 
 
@@ -38,7 +41,9 @@ def read_overrides(texts: Sequence[str], options: Mapping[str, Collection[str]])
         if group in options:
             known = options[group]
             if value not in known and value != "null" and prefix != "~":
-                raise UsageError(f"{group}={value}: no such option of the group {group!r}. {closest(value, known)}")
+                raise UsageError(
+                    f"{group}={value}: no such option of the group {group!r}. {_instead(group, value, known)}"
+                )
             groups.append(f"{prefix}{f'{key}@{ALIASES[key]}' if key in ALIASES else key}{given}")
         else:
             moved = f"{ALIASES[first]}.{rest}" if first in ALIASES and rest else key
@@ -48,6 +53,15 @@ def read_overrides(texts: Sequence[str], options: Mapping[str, Collection[str]])
         except HydraException:
             raise _unreadable(text, key, value) from None
     return groups, values
+
+
+def _instead(group: str, option: str, known: Collection[str]) -> str:
+    """Say how an option that does not exist is given: the closest one, its new name, or the user's own."""
+    if (now := RENAMED.get(f"{group}={option}")) is not None:
+        return f"It is called {group}={now} now."
+    own = f"Options of your own come with --config-dir <folder that holds {group}/{option}.yaml>"
+    node = f" or a node, {group}={{'_target_': {option!r}, …}}" if option in registry.names(group) else ""
+    return f"{closest(option, known)} {own}; in Python with config_dir={',' if node else ''}{node}."
 
 
 def _unreadable(text: str, key: str, value: str) -> UsageError:

@@ -212,7 +212,7 @@ def allow(module: str) -> None:
     if module not in _admitted:
         _admitted.append(module)
     added = [f"{s}={n}" for s, known in _SLOTS.items() for n in known if n not in before.get(s, {})]
-    _log.warning("--allow %s admits its code: %s", module, ", ".join(added) or "no new names for configs")
+    _log.info("--allow %s admits its code: %s", module, ", ".join(added) or "no new names for configs")
 
 
 def admitted() -> tuple[str, ...]:

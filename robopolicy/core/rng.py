@@ -16,6 +16,7 @@ from torch import Tensor
 from robopolicy.core.errors import ConfigError
 
 _MASK = 0xFFFFFFFF
+_BELOW_ONE = 1.0 - 2.0**-24  # largest float32 below 1
 _M0, _M1 = 0xD2511F53, 0xCD9E8D57
 _W0, _W1 = 0x9E3779B9, 0xBB67AE85
 
@@ -48,7 +49,9 @@ def keyed_uniform(seed: Tensor, step: Tensor, shape: tuple[int, ...], *, stream:
     `stream` separates consumers that share seeds and steps (a policy, its base, sensor noise …).
     """
     words = _words(seed, step, math.prod(shape), stream)
-    return ((words >> 8).to(torch.float32) + 0.5).mul_(2.0**-24).reshape(seed.shape[0], *shape)
+    unit = ((words >> 8).to(torch.float32) + 0.5).mul_(2.0**-24)
+    # The largest sum, 2^24 - 0.5, rounds to 2^24 in float32.
+    return unit.clamp_max_(_BELOW_ONE).reshape(seed.shape[0], *shape)
 
 
 def keyed_normal(seed: Tensor, step: Tensor, shape: tuple[int, ...], *, stream: int = 0) -> Tensor:

@@ -6,7 +6,7 @@ import json
 import math
 import reprlib
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from fnmatch import fnmatchcase
 from typing import Annotated, Any, Literal
 
@@ -18,6 +18,7 @@ from robopolicy.core.types import IMAGES, STATE, ActionSpec, EnvSpec, Feature
 from robopolicy.core.untrusted import AXES, Strict, checked, parse_json
 
 SPEC_VERSION = 1
+_COUNTED = ("main", "agent_pos", "environment_state")  # keys of Gymnasium envs whose elements have numbers, no names
 
 # version found → function that turns its dict into the next version's. Filled when SPEC_VERSION grows.
 MIGRATIONS: dict[int, Callable[[dict[str, Any]], dict[str, Any]]] = {}
@@ -232,8 +233,9 @@ def check_features(needed: dict[str, Feature], offered: dict[str, Feature], *, n
 
 
 def _named(feature: Feature) -> bool:
-    """Return whether the elements have names; main_0, main_1, … of a Gymnasium env are none."""
-    return bool(feature.names) and feature.names != tuple(f"main_{i}" for i in range(feature.shape[0]))
+    """Return whether the elements have names; the counted keys of a Gymnasium env, as main_0, main_1, are none."""
+    counted = [tuple(f"{key}_{i}" for i in range(feature.shape[0])) for key in _COUNTED] if feature.names else []
+    return bool(feature.names) and feature.names not in counted
 
 
 def check_action_spec(policy: ActionSpec, env: ActionSpec, *, needs: str, offers: str) -> list[str]:
@@ -243,6 +245,13 @@ def check_action_spec(policy: ActionSpec, env: ActionSpec, *, needs: str, offers
         for f in fields(ActionSpec)
         if getattr(policy, f.name) != getattr(env, f.name)
     ]
+
+
+def _meant(action: ActionSpec, policy: ActionSpec) -> ActionSpec:
+    """Return an env's action; where the env does not say what it means, with the meaning that the policy gives it."""
+    unnamed = action.names == tuple(f"a{i}" for i in range(action.dim)) and not action.tcp
+    unnamed &= set(action.units) == {"1"} and action.dim == policy.dim
+    return replace(policy, low=action.low, high=action.high) if unnamed else action
 
 
 def changes(before: PolicySpec, now: PolicySpec) -> list[str]:
@@ -266,7 +275,7 @@ def check_fits(policy: PolicySpec, env: EnvSpec, *, ignore: Iterable[str] = ()) 
     """
     needed = {k: v for k, v in policy.observation.items() if k not in set(ignore)}
     problems = check_features(needed, env.observation, needs="the policy", offers=env.id)
-    problems += check_action_spec(policy.action, env.action, needs="the policy", offers=env.id)
+    problems += check_action_spec(policy.action, _meant(env.action, policy.action), needs="the policy", offers=env.id)
     if not abs(policy.dt - env.dt) <= 1e-6:
         problems.append(f"dt: the policy was trained at {policy.dt} s a step, {env.id} runs at {env.dt} s")
     if problems:

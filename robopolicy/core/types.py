@@ -73,9 +73,7 @@ class ActionSpec:
         if bad:
             raise SpecError(f"ActionSpec: low must be below high in every dimension; it is not in {bad}")
         if self.gripper is not None and not 0 <= self.gripper < self.dim:
-            raise SpecError(
-                f"ActionSpec: gripper must be a channel from 0 to {self.dim - 1}, or None; found {self.gripper}"
-            )
+            raise SpecError(f"ActionSpec: gripper: expected 0 to {self.dim - 1}, or None; found {self.gripper}")
 
     @property
     def dim(self) -> int:
@@ -209,6 +207,12 @@ class Algorithm(Protocol):
     def update(self, batch: Any) -> Metrics: ...
     def state_dict(self) -> dict[str, Any]: ...
     def load_state_dict(self, state: dict[str, Any]) -> None: ...
+
+
+def close(env: object) -> None:
+    """Close an env that can be closed; some have nothing to close."""
+    if (end := getattr(env, "close", None)) is not None:
+        end()
 
 
 def check_action(action: Tensor, spec: EnvSpec, num_envs: int) -> None:

@@ -12,7 +12,7 @@ from robopolicy.core.errors import SpecError
 from robopolicy.core.rng import step_seed
 from robopolicy.core.specs import PolicySpec
 from robopolicy.core.types import Obs
-from robopolicy.datasets.compatibility import data_problems
+from robopolicy.datasets.compatibility import misfits
 from robopolicy.datasets.episodes import Episodes
 
 
@@ -38,7 +38,7 @@ class Batches:
         device: torch.device | str = "cpu",
         precompute_features: Callable[[Obs, Tensor], Obs] | None = None,
     ) -> None:
-        if problems := data_problems(spec, episodes, needs="the policy"):
+        if problems := misfits(spec, episodes, needs="the policy", offers="the dataset"):
             raise SpecError("policy and dataset do not fit:\n  - " + "\n  - ".join(problems))
         self.seed, self.batch_size = seed, batch_size
         # Windows as tables of frame numbers: the frames themselves stay where they are, once.

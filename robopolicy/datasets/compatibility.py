@@ -17,7 +17,7 @@ from robopolicy.datasets.episodes import Episodes
 
 def check_same_data(spec: PolicySpec, episodes: Episodes, *, base: Path, dataset: Path) -> None:
     """Raise SpecError with all differences between a base's spec and the dataset of a training on it."""
-    problems = data_problems(spec, episodes, needs="the base")
+    problems = misfits(spec, episodes, needs="the base", offers="the dataset")
     if problems:
         raise SpecError(
             f"base={base} and dataset={dataset} do not fit:\n  - " + "\n  - ".join(problems)
@@ -25,13 +25,21 @@ def check_same_data(spec: PolicySpec, episodes: Episodes, *, base: Path, dataset
         )  # fmt: skip
 
 
-def data_problems(spec: PolicySpec, episodes: Episodes, *, needs: str, skip: Iterable[str] = ()) -> list[str]:
-    """Return all differences between the features and actions of `spec` and of a dataset, one sentence each."""
-    needed = {k: v for k, v in spec.observation.items() if k not in {BASE_ACTION, *skip}}
-    problems = check_features(needed, episodes.observation, needs=needs, offers="the dataset")
-    problems += check_action_spec(spec.action, episodes.action_spec, needs=needs, offers="the dataset")
-    if not abs(spec.dt - episodes.dt) <= 1e-6:
-        problems.append(f"dt: {needs} acts every {spec.dt} s, the dataset has a frame every {episodes.dt} s")
+def misfits(
+    needed: Episodes | EnvSpec | PolicySpec, offered: Episodes | EnvSpec | PolicySpec, *, needs: str, offers: str,
+    skip: Iterable[str] = (),
+) -> list[str]:  # fmt: skip
+    """Return all differences in features, actions and rate, one sentence each; `needs` and `offers` name both sides.
+
+    Args:
+        skip: features that are needed and do not count; `base_action` never does.
+    """
+    features = {k: v for k, v in needed.observation.items() if k not in {BASE_ACTION, *skip}}
+    one, other = (x.action_spec if isinstance(x, Episodes) else x.action for x in (needed, offered))
+    problems = check_features(features, offered.observation, needs=needs, offers=offers)
+    problems += check_action_spec(one, other, needs=needs, offers=offers)
+    if not abs(needed.dt - offered.dt) <= 1e-6:
+        problems.append(f"dt: {needs} has a step every {needed.dt} s, {offers} every {offered.dt} s")
     return problems
 
 
@@ -67,10 +75,7 @@ def check_same_statistics(
 
 def check_same_world(imagined: EnvSpec, true: EnvSpec) -> None:
     """Raise SpecError with all differences between an imagined env and the true one that it stands for."""
-    problems = check_features(imagined.observation, true.observation, needs="the world model", offers="the task")
-    problems += check_action_spec(imagined.action, true.action, needs="the world model", offers="the task")
-    if not abs(imagined.dt - true.dt) <= 1e-6:
-        problems.append(f"dt: the world model steps {imagined.dt} s, the task {true.dt} s")
+    problems = misfits(imagined, true, needs="the world model", offers="the task")
     if imagined.tasks != true.tasks:
         problems.append(f"tasks: the world model knows {imagined.tasks}, the task is {true.tasks}")
     if problems:

@@ -22,7 +22,7 @@ class Episodes:
     obs: Obs  # [F ...] single frames, images uint8
     action: Tensor  # [F Da] physical units
     reward: Tensor  # [F] float32, of action t (LeRobot: next.reward)
-    terminated: Tensor  # [F] bool: the task ended with action t (LeRobot: next.done and not next.truncated)
+    terminated: Tensor  # [F] bool: the task ended with action t; see tables.read_outcomes
     success: Tensor  # [F] bool: success condition held after action t (next.success)
     starts: Tensor  # [E+1] int64
     seeds: Tensor  # [E] int64: episode seeds, or the episode index where the source has none

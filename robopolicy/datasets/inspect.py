@@ -16,7 +16,7 @@ import torch
 
 from robopolicy.config.schema import Count, Fraction
 from robopolicy.core.errors import DataError
-from robopolicy.core.types import TASK, ActionSpec
+from robopolicy.core.types import ENV_STATE, IMAGES, STATE, TASK, ActionSpec
 from robopolicy.datasets import frame_checks
 from robopolicy.datasets.checks import Array, Defect, raise_defects
 from robopolicy.datasets.hdf5.convert import find_hdf5, inspect_hdf5
@@ -50,9 +50,11 @@ def data_check(*, dataset: Path, saturated: Fraction = 0.5, shown: Count = 50, t
         return
     source, found = DatasetInfo.examine(dataset)
     raise_defects(found + inspect(source, saturated=saturated), dataset, shown=shown)
-    cameras = [k for k in source.offered if k not in (TASK, *_numeric(source))]
+    cameras = [k for k in source.offered if k.startswith(IMAGES)]
     columns = f"{len(_numeric(source))} columns" + f" and {len(cameras)} cameras" * bool(cameras)
     print(f"{dataset}: {source.info.total_frames} frames at {source.fps:g} Hz, no defects in {columns}")
+    if source.repeats_state:
+        print(f"{ENV_STATE} repeats {STATE}: read once")
 
 
 def inspect(source: DatasetInfo, *, saturated: float = 0.5) -> list[Defect]:
@@ -76,6 +78,9 @@ def inspect(source: DatasetInfo, *, saturated: float = 0.5) -> list[Defect]:
         with _noted(found, key, "Record again, or mend the table"):
             values[key] = column(key, source.columns[key].shape).reshape(table.num_rows, -1)
     stamps = number(table, "timestamp") if "timestamp" in has else None
+    if source.repeats_state and not _equal(values.get(ENV_STATE), values.get(STATE)):
+        fix = "Delete meta/robopolicy.json and annotate the dataset, which then offers both"
+        found.append(Defect(ENV_STATE, f"differs from {STATE!r}, whose copy it is taken for, and is not read", fix))
     if source.meta is not None:  # without it limits are not checked
         with _noted(found, "action", "Give the spec that these data were recorded with"):
             spec = resolve_action_spec(source, None)
@@ -122,8 +127,15 @@ def _rows(
 def _numeric(source: DatasetInfo) -> list[str]:
     """Columns of numbers that are compared frame by frame."""
     wanted = [source.names_there[k] for k in source.offered if k in source.names_there]
-    known = [*wanted, "action", "next.reward"]
+    known = [*wanted, *([ENV_STATE] if source.repeats_state else []), "action", "next.reward"]
     return [k for k in dict.fromkeys(known) if k in source.columns and not source.columns[k].is_picture]
+
+
+def _equal(a: Array | None, b: Array | None) -> bool:
+    """Return whether two columns hold the same, apart from defects of their own: missing or not finite."""
+    if a is None or b is None or a.shape != b.shape:
+        return a is None or b is None
+    return bool((a == b)[np.isfinite(a) & np.isfinite(b)].all())
 
 
 @contextmanager

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from robopolicy.core.errors import DataError, closest
-from robopolicy.core.types import IMAGES, TASK, ActionSpec, Feature, Obs
+from robopolicy.core.types import ENV_STATE, IMAGES, STATE, TASK, ActionSpec, Feature, Obs
 from robopolicy.core.untrusted import check_links
 from robopolicy.datasets.checks import check_needed, raise_defects
 from robopolicy.datasets.episodes import Episodes
@@ -103,6 +103,8 @@ def load_episodes(
     """
     source = DatasetInfo.open(Path(path), rename)
     _check_complete(source, incomplete)
+    if source.repeats_state:
+        _log.info("%s: %s repeats %s: read once", source.root, ENV_STATE, STATE)
     outcomes = outcomes or (source.meta.outcomes if source.meta else "recorded")
     action_spec = resolve_action_spec(source, action_spec)
     raise_defects(check_needed(needed or {}, source.offered), source.root)

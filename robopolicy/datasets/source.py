@@ -37,7 +37,8 @@ _INSTEAD: dict[str, Any] = {
 class DatasetInfo:
     """Content of `meta/info.json`, with images as uint8 (3, h, w).
 
-    `unknown`: top-level keys of info.json that were unusable; empty after `open`.
+    `unknown`: top-level keys of info.json that were unusable; empty after `open`. `repeats_state`: a column repeats
+    the state for LeRobot's policies (lerobot_writer.py), and is left out of `offered`.
     """
 
     root: Path
@@ -47,6 +48,7 @@ class DatasetInfo:
     names_there: dict[str, str]  # our key -> the dataset's
     meta: RecordingMeta | None
     unknown: frozenset[str] = field(default_factory=frozenset)
+    repeats_state: bool = False
 
     @classmethod
     def open(cls, path: Path, rename: Mapping[str, str] | None = None) -> DatasetInfo:
@@ -80,9 +82,12 @@ class DatasetInfo:
                 raise DataError(f"{path}: rename names {old!r}, which is not there. {closest(old, columns)}")
         offered: dict[str, Feature] = {}
         names_there: dict[str, str] = {}
+        recorded = meta.observation if meta is not None and meta.provenance.get("annotated") is not True else None
+        repeats = recorded is not None and ENV_STATE in columns and ENV_STATE not in (*recorded, *rename)
         for key, column in columns.items():
-            copied = key == ENV_STATE and meta is not None and key not in meta.observation
-            if not key.startswith("observation") or column.is_text or copied or column.is_depth:
+            if not key.startswith("observation") or column.is_text or column.is_depth:
+                continue
+            if repeats and key == ENV_STATE:
                 continue
             try:
                 feature = _feature(key, column, info.video_path)
@@ -100,7 +105,7 @@ class DatasetInfo:
         if meta is not None and math.isfinite(fps) and not abs(meta.dt * fps - 1.0) <= 1e-3:
             problem = f"is {meta.dt:g} s a frame, meta/info.json says {fps:g} frames a second"
             defects.append(Defect("dt", problem, "Correct the one that is wrong, in meta/robopolicy.json or info.json"))
-        return cls(path, info, fps, offered, names_there, meta, unknown), defects
+        return cls(path, info, fps, offered, names_there, meta, unknown, repeats), defects
 
     @property
     def columns(self) -> dict[str, Column]:

@@ -138,9 +138,7 @@ def read_tasks(source: DatasetInfo, index: NDArray[np.int64]) -> tuple[tuple[str
     by_index = _task_table(source)
     unknown = sorted(set(np.unique(index).tolist()) - set(by_index))
     if unknown:
-        raise DataError(
-            f"{source.root}: task_index {unknown[0]} is used in data/ but has no text in meta/tasks.parquet"
-        )
+        raise DataError(f"{source.root}: task_index {unknown[0]} of data/ has no text in meta/tasks.parquet")
     tasks = source.meta.tasks if source.meta else tuple(by_index.values())
     for text in by_index.values():
         if text not in tasks:
@@ -205,7 +203,11 @@ def read_driver(column: Columns) -> Tensor | None:
 
 
 def read_outcomes(column: Columns, outcomes: str) -> tuple[Tensor, Tensor, Tensor, bool]:
-    """reward [F], terminated [F], success [F], and whether the dataset (or the caller) says so."""
+    """Return reward [F], terminated [F], success [F], and whether the dataset (or the caller) says so.
+
+    Without `next.truncated`, `next.done` marks the end of every episode, time limits included. There an episode
+    terminates only where it ends in success, or, without `next.success`, with a reward.
+    """
     frames = column.table.num_rows
     last = torch.zeros(frames, dtype=torch.bool)
     last[column.starts[1:] - 1] = True
@@ -218,9 +220,10 @@ def read_outcomes(column: Columns, outcomes: str) -> tuple[Tensor, Tensor, Tenso
         return torch.from_numpy(column(key, ())) if key in column.table.column_names else None
 
     reward, done, truncated, success = (get(f"next.{k}") for k in ("reward", "done", "truncated", "success"))
-    terminated = torch.zeros(frames, dtype=torch.bool) if done is None else done.bool()
-    if truncated is not None:
-        terminated &= ~truncated.bool()
     known = reward is not None or success is not None
+    rewarded = torch.zeros(frames, dtype=torch.bool) if reward is None else reward != 0.0
+    reached = rewarded if success is None else success.bool()
+    terminated = torch.zeros(frames, dtype=torch.bool) if done is None else done.bool()
+    terminated &= reached if truncated is None else ~truncated.bool()
     success = torch.zeros(frames, dtype=torch.bool) if success is None else success.bool()
     return torch.zeros(frames) if reward is None else reward.float(), terminated, success, known

@@ -96,11 +96,6 @@ class Perturbed(Wrapper):
             obs = self._noisy(step.obs, self.episode_seed, self.time)
         return step._replace(obs=obs, next_obs=next_obs)
 
-    def close(self) -> None:
-        close = getattr(self.env, "close", None)
-        if close is not None:
-            close()
-
     def state_dict(self) -> dict[str, Any]:
         raise ConfigError(f"{self.spec.id}: a perturbed env is there to evaluate in, not to train in")
 

@@ -10,7 +10,7 @@ from robopolicy.core.errors import SpecError
 from robopolicy.core.specs import check_fits
 from robopolicy.core.types import BASE_ACTION, TASK, VecEnv
 from robopolicy.envs.wrappers import BaseActionEnv, HistoryEnv
-from robopolicy.policies.base import Policy
+from robopolicy.policies.base import Policy, with_bases
 
 
 def wrap_for(policy: Policy, env: VecEnv, *, teacher: Policy | None = None) -> VecEnv:
@@ -23,7 +23,7 @@ def wrap_for(policy: Policy, env: VecEnv, *, teacher: Policy | None = None) -> V
         SpecError: policy and env do not fit (all differences are listed), both policy and teacher have a base, the env
             emits stacked frames, or its episodes branch off from others and the policy reads a history.
     """
-    chain, beside = chain_of(policy), [] if teacher is None else chain_of(teacher)
+    chain, beside = with_bases(policy), [] if teacher is None else with_bases(teacher)
     bases = chain[1:] or beside[1:]
     if chain[1:] and beside[1:]:
         raise SpecError(f"teacher: {type(teacher).__name__} and the policy both have a policy underneath, and only one "
@@ -54,8 +54,3 @@ def wrap_for(policy: Policy, env: VecEnv, *, teacher: Policy | None = None) -> V
     for base in reversed(bases):
         wrapped = BaseActionEnv(wrapped, base)
     return wrapped
-
-
-def chain_of(policy: Policy) -> list[Policy]:
-    """List `policy` and the policies underneath it, from the top."""
-    return [policy] if policy.base is None else [policy, *chain_of(policy.base)]

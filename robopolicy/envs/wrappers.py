@@ -14,9 +14,8 @@ import torch
 from torch import Tensor
 
 from robopolicy.core.rng import keyed_normal
-from robopolicy.core.specs import PolicySpec
-from robopolicy.core.types import BASE_ACTION, IMAGES, Feature, Obs, Selective, Stateful, Step, VecEnv
-from robopolicy.policies.base import Policy
+from robopolicy.core.types import BASE_ACTION, IMAGES, Feature, Obs, Selective, Stateful, Step, VecEnv, close
+from robopolicy.policies.base import Policy, newest
 
 
 class Wrapper:
@@ -43,6 +42,9 @@ class Wrapper:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         if isinstance(self.env, Stateful):
             self.env.load_state_dict(state["env"])
+
+    def close(self) -> None:
+        close(self.env)
 
 
 def request_images(env: VecEnv, rows: Tensor) -> None:
@@ -135,11 +137,6 @@ class BaseActionEnv(Wrapper):
 
 # Chunks [R H Da] for `rows` [R] of observations [N ...] and noise [R *noise_shape]; noise is None where none is drawn.
 Plan = Callable[[Obs, Tensor, Tensor | None], Tensor]
-
-
-def read_rows(obs: Obs, rows: Tensor, spec: PolicySpec) -> Obs:
-    """Select the keys of `spec` and its last To frames, at `rows` [R] of `obs` [N ≥To ...]."""
-    return {k: obs[k][rows] if k == BASE_ACTION else obs[k][rows, -spec.n_obs_steps :] for k in spec.observation}
 
 
 class ChunkQueue:
@@ -244,6 +241,6 @@ class ChunkExecutor(ChunkQueue):
 
     def _act(self, obs: Obs, rows: Tensor, noise: Tensor | None) -> Tensor:
         held = next(chain(self.policy.parameters(), self.policy.buffers()), self.queue)  # a policy may hold no tensor
-        part = {k: v.to(held.device) for k, v in read_rows(obs, rows, self.policy.spec).items()}
+        part = {k: v[rows].to(held.device) for k, v in newest(obs, self.policy.spec).items()}
         noise = noise if noise is None else noise.to(held.device)
         return self.policy.act(part, noise=noise, deterministic=self.deterministic)

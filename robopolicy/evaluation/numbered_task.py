@@ -23,9 +23,7 @@ class NumberedTask(Wrapper):
         super().__init__(env)
         if env.spec.tasks[0] not in tasks:
             known = ", ".join(repr(t) for t in tasks)
-            raise ConfigError(
-                f"{env.spec.id}: the policy tells tasks apart, and {env.spec.tasks[0]!r} is none of {known}"
-            )
+            raise ConfigError(f"{env.spec.id}: the policy tells tasks apart, {env.spec.tasks[0]!r} is none of {known}")
         self.number = tasks.index(env.spec.tasks[0])
         self.spec = replace(env.spec, tasks=tasks, observation={**env.spec.observation, TASK: Feature((), "int64")})
 
@@ -36,11 +34,6 @@ class NumberedTask(Wrapper):
         step = self.env.step(action)
         obs = self._numbered(step.obs)
         return step._replace(obs=obs, next_obs=obs if step.next_obs is step.obs else self._numbered(step.next_obs))
-
-    def close(self) -> None:
-        close = getattr(self.env, "close", None)
-        if close is not None:
-            close()
 
     def _numbered(self, obs: Obs) -> Obs:
         return {**obs, TASK: torch.full((self.num_envs,), self.number, device=self.device)}

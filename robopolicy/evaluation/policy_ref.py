@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -20,14 +21,17 @@ from robopolicy.runs.run_dir import CONFIG, own_task, read_config
 _NOTHING = "none"  # memory=none
 
 
+@dataclass
 class PolicyRef:
     """Folders of a policy, of its run and of its results."""
 
+    policy: Path
+    run: Path | None
+    out: Path
+    name: str
+    checkpoint: str = ""
     lerobot_run: Path | None = None
-    provenance_suffix = ""  # names a memory or sampler that replaces the policy's own
-
-    def __init__(self, policy: Path, run: Path | None, out: Path, name: str, *, checkpoint: str = "") -> None:
-        self.policy, self.run, self.out, self.name, self.checkpoint = policy, run, out, name, checkpoint
+    provenance_suffix: str = ""  # names a memory or sampler that replaces the policy's own
 
     @classmethod
     def of(cls, path: Path, which: Literal["latest", "best"], out: Path | None) -> PolicyRef:
@@ -36,7 +40,7 @@ class PolicyRef:
             return cls._of_lerobot(path, policy, out)
         run = next((p for p in policy.resolve().parents if (p / CONFIG).is_file()), None)
         if out is None and run is None:
-            raise ConfigError(f"{path}: is not inside a run directory; say with out=<folder> where results shall go")
+            out = _beside(policy)
         if run is not None:
             check_links(run, apart=WANDB)
         name = (run or policy.resolve()).name
@@ -46,20 +50,19 @@ class PolicyRef:
     @classmethod
     def _of_lerobot(cls, path: Path, policy: Path, out: Path | None) -> PolicyRef:
         """Return a policy of LeRobot's: results go to <run>/robopolicy where `lerobot-train` wrote it."""
-        found = training_run(policy)
-        if out is None and found is None:
+        found, fetched = training_run(policy), str(path).startswith(HUB)
+        if out is None and found is None and fetched:
             raise ConfigError(f"{path}: is not inside a run of lerobot-train; say with out=<folder> where results go")
         if found is None:
-            called = str(path).partition("@")[0].rsplit("/", 1)[-1] if str(path).startswith(HUB) else policy.name
-            return cls(policy, None, out or policy, called)
+            called = str(path).partition("@")[0].rsplit("/", 1)[-1] if fetched else policy.name
+            return cls(policy, None, out or _beside(policy), called)
         run, step = found
         if not leads_inside(run / "robopolicy", run):
             raise ConfigError(f"{run}: its robopolicy/ is a link that leads out of it; say with out=<folder>")
         check_links(run / "robopolicy")
         newest = (run / "checkpoints" / "last").resolve().name
-        ref = cls(policy, None, out or run / "robopolicy", run.name, checkpoint="" if step == newest else step)
-        ref.lerobot_run = run
-        return ref
+        checkpoint = "" if step == newest else step
+        return cls(policy, None, out or run / "robopolicy", run.name, checkpoint, lerobot_run=run)
 
     @property
     def ident(self) -> str:
@@ -68,6 +71,20 @@ class PolicyRef:
         inner = ("policy", "pretrained_model")
         step = self.policy.resolve().parent.name if self.policy.name in inner else self.policy.name
         return f"{self.name}/{step}@{digest}{self.provenance_suffix}"
+
+
+def _beside(policy: Path) -> Path:
+    """Return the folder of results of a policy that lies in no run: <policy>-results, beside it.
+
+    Raises:
+        ConfigError: it is a link. CheckpointError: a link in it leads out.
+    """
+    found = policy.resolve()
+    folder = found.with_name(f"{found.name}-results")
+    if folder.is_symlink():
+        raise ConfigError(f"{folder}: results do not follow links; say with out=<folder> where they go")
+    check_links(folder)
+    return folder
 
 
 def _checkpoint(policy: Path, run: Path | None) -> str:

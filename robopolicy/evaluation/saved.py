@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
-from robopolicy.core.errors import ConfigError, DataError
+from robopolicy.core.errors import ConfigError, DataError, SpecError
 from robopolicy.core.rng import episode_seeds
 from robopolicy.core.types import VecEnv
-from robopolicy.evaluation import rollout, video
+from robopolicy.evaluation import rollout
 from robopolicy.evaluation.episode_table import EpisodeTable
 from robopolicy.evaluation.policy_ref import PolicyRef
 from robopolicy.policies.base import Policy
@@ -47,16 +48,15 @@ def evaluated_rows(
     return rows
 
 
-def film(policy: Policy, env: VecEnv, rows: EpisodeTable, out: Path, count: int, deterministic: bool) -> None:
-    """Film evaluated episodes; print a message on a machine that cannot render."""
-    filming(lambda: video.film(policy, env, rows, out, count=count, deterministic=deterministic))
-
-
-def filming(work: Any) -> None:
+def filming(work: Callable[[], list[Path]]) -> None:
+    """Film evaluated episodes by `work`; print a message on a machine that cannot render."""
     try:
         paths = work()
     except DataError:
         raise
+    except SpecError as error:  # the env shows no pictures
+        print(f"no films: {error}")
+        return
     except Exception as error:
         print(f"no films: {type(error).__name__}: {error}. `robopolicy doctor` explains how to repair rendering.")
         return

@@ -103,7 +103,7 @@ def _film(
 ) -> list[dict[str, Any]]:  # fmt: skip
     """Film `seeds`; index entries of the films, in the order of the seeds."""
     if not isinstance(env, Renderable):
-        raise SpecError(f"{env.spec.id}: cannot be filmed, it has no render(index, camera=…, width=…, height=…)")
+        raise SpecError(f"{env.spec.id}: it has no render(index, camera=…, width=…, height=…) to film by")
     if len(rows) and set(rows.frame["digest"]) != {env.spec.digest}:
         raise SpecError(
             f"{env.spec.id}: the rows belong to digest {sorted(set(rows.frame['digest']))}, this task has "

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from robopolicy.config.compose import task_node
 from robopolicy.config.instantiate import build
 from robopolicy.core.errors import ConfigError
-from robopolicy.core.types import ENV_STATE, IMAGES, STATE, TASK, EnvSpec, Obs, VecEnv
+from robopolicy.core.types import ENV_STATE, IMAGES, STATE, TASK, EnvSpec, Obs, VecEnv, close
 
 _log = logging.getLogger(__name__)
 _NAMES = {STATE: "agent_pos", ENV_STATE: "environment_state"}  # ours → what LeRobot's commands take from an env
@@ -44,7 +44,7 @@ class RobopolicyEnv(EnvConfig):
     def __post_init__(self) -> None:
         env = self.make(1)
         spec = env.spec
-        getattr(env, "close", lambda: None)()
+        close(env)
         self.fps = round(1.0 / spec.dt)
         self.features = {"action": PolicyFeature(FeatureType.ACTION, (spec.action.dim,))}
         self.features_map = {"action": "action"}
@@ -149,7 +149,7 @@ class LeRobotVectorEnv(VectorEnv):
         return self.call(name)
 
     def close_extras(self, **kwargs: Any) -> None:
-        getattr(self.env, "close", lambda: None)()
+        close(self.env)
 
     def _emit(self, obs: Obs) -> dict[str, Any]:
         found: dict[str, Any] = {}

@@ -13,10 +13,9 @@ from robopolicy.core.errors import CheckpointError, SpecError, closest
 from robopolicy.core.specs import check_features
 from robopolicy.core.types import BASE_ACTION, TASK, Feature, Obs
 from robopolicy.core.untrusted import read_json
-from robopolicy.envs.wrap_for import chain_of
 from robopolicy.envs.wrappers import ChunkExecutor
 from robopolicy.lerobot_plugin.configuration_robopolicy import RobopolicyConfig
-from robopolicy.policies.base import Policy
+from robopolicy.policies.base import Policy, with_bases
 from robopolicy.policies.io import load_policy
 from robopolicy.policies.lerobot.config import decode
 from robopolicy.policies.lerobot.find import CONFIG, download
@@ -47,7 +46,7 @@ class RobopolicyPolicy(PreTrainedPolicy):
         if policy is None:
             raise CheckpointError(f"{_TRAINED}; give --policy.path=<directory of `robopolicy export`>")
         self.policy = policy
-        self.chain = chain_of(policy)[::-1]  # the lowest base first
+        self.chain = with_bases(policy)[::-1]  # the lowest base first
         self.reset()
 
     @classmethod

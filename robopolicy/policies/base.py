@@ -105,6 +105,11 @@ class Policy(nn.Module):
         raise NotImplementedError(f"{type(self).__name__} is not trained by imitation")
 
 
+def with_bases(policy: Policy) -> list[Policy]:
+    """List `policy` and the policies underneath it, from the top."""
+    return [policy] if policy.base is None else [policy, *with_bases(policy.base)]
+
+
 def newest(obs: Obs, spec: PolicySpec) -> Obs:
     """Select the keys of `spec` and its last To frames of obs [B ≥To ...]; `base_action` has no history axis."""
     return {k: obs[k] if k == BASE_ACTION else obs[k][:, -spec.n_obs_steps :] for k in spec.observation}

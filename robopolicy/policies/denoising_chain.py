@@ -68,9 +68,7 @@ class FloorNoise(ChainNoise):
         super().__init__()
         self.floor, self.likelihood_floor = floor, floor if likelihood_floor is None else likelihood_floor
         if min(self.floor, self.likelihood_floor) < 0.0:
-            raise ConfigError(
-                f"noise: floor and likelihood_floor must not be negative, found {floor}, {likelihood_floor}"
-            )
+            raise ConfigError(f"noise: expected floor, likelihood_floor ≥ 0, found {floor}, {likelihood_floor}")
 
     def sampling(self, std: Tensor, k: Tensor | int, cond: Tensor) -> Tensor:
         return std.clamp_min(self.floor)

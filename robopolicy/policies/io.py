@@ -174,9 +174,7 @@ def _built(folder: Path, node: dict[str, Any], spec: PolicySpec, base: Policy | 
                 runtime["normalizer"] = Normalizer(spec.observation, spec.action)
             policy = build_policy(node, "policy", spec=spec, **runtime)
     except ConfigError as error:
-        raise CheckpointError(
-            f"{folder}: policy.json does not describe a policy of this robopolicy: {error}"
-        ) from error
+        raise CheckpointError(f"{folder}: policy.json describes no policy of this robopolicy: {error}") from error
     if policy.spec != spec:
         raise CheckpointError(f"{folder}: spec.json and the policy that policy.json builds have different specs")
     return policy
@@ -186,9 +184,7 @@ def _read_files(folder: Path) -> PolicyFiles:
     meta = read_json(folder / "policy.json")
     found = meta.get("format", 0)
     if not isinstance(found, int) or found > FORMAT:
-        raise CheckpointError(
-            f"{folder}: format {found!r} is newer than this robopolicy reads ({FORMAT}). Upgrade robopolicy."
-        )
+        raise CheckpointError(f"{folder}: format {found!r} is newer than this robopolicy reads ({FORMAT}). Upgrade it.")
     if found >= 1 or (folder / MANIFEST).exists():
         try:
             verify(folder)

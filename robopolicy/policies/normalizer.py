@@ -80,6 +80,18 @@ class Normalizer(nn.Module):
         self._affine(ACTION).set((high + low) / 2, (high - low) / 2)
         return self
 
+    @classmethod
+    def of_base(cls, known: object, observation: dict[str, Feature], action: ActionSpec) -> Normalizer | None:
+        """Copy the statistics of a base's normaliser `known`; None where it lacks one of the keys."""
+        self = cls(observation, action)
+        if not isinstance(known, Normalizer) or not set(self.keys) <= set(known.keys):
+            return None
+        for key in (*self.keys, ACTION):
+            of_base = known._affine(key)
+            self._affine(key).set(of_base.shift, of_base.scale)
+        self.clip.copy_(known.clip)
+        return self
+
     def fit(
         self, episodes: Episodes, *, min_std: float = 0.05, min_range: float = 0.01, margin: float = 0.05
     ) -> Normalizer:

@@ -11,17 +11,21 @@ from torch import Tensor, nn
 from robopolicy.config.schema import Count, NonNegative, Positive
 from robopolicy.core.errors import SpecError
 from robopolicy.core.specs import PolicySpec, state_columns
-from robopolicy.core.types import BASE_ACTION, IMAGES, STATE, TASK, Feature, Obs
+from robopolicy.core.types import BASE_ACTION, IMAGES, TASK, Feature, Obs
 from robopolicy.networks.task_conditioned import TaskLayout, TaskLinear
 from robopolicy.policies.base import SEEN, DenoisingPolicy, LikelihoodPolicy, Policy, newest
 from robopolicy.policies.normalizer import Normalizer
+from robopolicy.policies.state_vectors import joined, state_vectors
 
 ZERO_ACTION = "zero_action"  # its name in `base=`
 ZERO_ACTION_NODE = {"_target_": "zero_action"}
 
 
 class ResidualPolicy(Policy):
-    """action = clamp(base + scale · u, low, high), u = tanh(net(state, base action)) ∈ [-1, 1].
+    """action = clamp(clamp(base) + scale · u), u = tanh(net(state, base action)) ∈ [-1, 1].
+
+    Both clamps are to the same box [low, high]. Without the first one, u has no gradient where the base lies far
+    outside the box: a small u does not change the action there.
 
     `act` returns the *full* action, so this policy is deployed as it is. All arithmetic is in normalised action units,
     where [-1, 1] is the demonstrated range. The last layer starts at zero: before training this policy is the base,
@@ -29,28 +33,29 @@ class ResidualPolicy(Policy):
     0, and the base acts alone. With `task_weights` the first layer of the residual and of its critics has additional
     weights for each task (see TaskLayout).
 
-    Actor and critics read the elements `state` of the state. Relative elements (the distance to the goal, not its
-    place) let both learn from far fewer episodes (docs/suites.md).
+    Actor and critics read the elements `state` of the state: all vectors of numbers that the base reads, joined.
+    `observation.state` comes first, then `observation.environment_state`, then others in the spec's order. Relative
+    elements (the distance to the goal, not its place) let both learn from far fewer episodes (docs/suites.md).
 
     With `pictures` the residual also reads the observation as encoded by the base's frozen encoder. Replay buffers
     store this encoding, not the images.
 
     Args:
         spec: the base's; observation gains `base_action`, chunks shrink to one step.
-        normalizer: of the demonstrations; `state` and `action` statistics are used.
+        normalizer: of the demonstrations, or the base's; `state` and `action` statistics are used.
         base: the frozen policy, used only through its actions.
         scale: bound of the correction per dimension, normalised units; below 1 it may be unable to undo errors of the
             base. gripper_scale: the same of the gripper channel, large enough to reverse the base's command.
         widen: the demonstrated range is widened by this fraction on each side, then intersected with the env's limits;
             the full action stays in this box.
-        state: names of elements of `observation.state` that are read, see `state_columns`; None: all.
+        state: names of elements of the state that are read, see `state_columns`; None: all.
         pictures: read images, through the base; False: the state alone.
         task_weights: give the first layer weights for each task; False: the task's number is an input.
         tasks: instructions of its training, where `spec` has others; None: those of `spec`.
         hidden: widths of the hidden layers.
 
     Raises:
-        SpecError: the observation has no `observation.state`, or keys that are neither state nor images; `state` names
+        SpecError: the observation has no vector of numbers, or keys that are neither vectors nor images; `state` names
             no or unknown elements; `pictures` without images, or with a base that has no encoder of ours.
     """
 
@@ -77,12 +82,11 @@ class ResidualPolicy(Policy):
     ) -> None:
         super().__init__()
         cameras = {k: f for k, f in spec.observation.items() if k.startswith(IMAGES)}
-        extra = [k for k in spec.observation if k not in (STATE, BASE_ACTION, TASK, *cameras)]
-        if STATE not in spec.observation or extra:
-            raise SpecError(f"ResidualPolicy reads {STATE!r}, and pictures; found {sorted(spec.observation)}")
+        self.vectors = state_vectors(spec.observation)
         self.encoded_dim = _encoded_dim(base, cameras) if pictures else 0
         action = spec.action
-        observation = {STATE: spec.observation[STATE], BASE_ACTION: Feature((action.dim,), names=action.names)}
+        observation = {k: spec.observation[k] for k in self.vectors}
+        observation[BASE_ACTION] = Feature((action.dim,), names=action.names)
         observation |= cameras if pictures else {}
         self.known = tuple(spec.tasks if tasks is None else tasks)
         self.tasks = len(self.known) if TASK in spec.observation else 0
@@ -93,12 +97,10 @@ class ResidualPolicy(Policy):
         self.spec = replace(spec, observation=observation, n_obs_steps=seen, horizon=1, n_action_steps=1)
         self.base = base.eval().requires_grad_(False)
         self.normalizer = normalizer
-        columns = state_columns(spec.observation[STATE], state, where="policy.state")
+        columns = state_columns(joined([spec.observation[k] for k in self.vectors]), state, where="policy.state")
         self.register_buffer("columns", torch.tensor(columns, dtype=torch.int64), persistent=False)
         if not columns and not self.encoded_dim:
-            raise SpecError(
-                "policy.state: names nothing, so the residual would be blind. Name elements, or null for all."
-            )
+            raise SpecError("policy.state: names nothing: the residual would be blind. Name elements, or null for all.")
         seen_dim = len(columns) + self.encoded_dim
         # Layout of the first layers, the critics' included, with weights for each task; or None.
         self.layout = TaskLayout(seen_dim, self.tasks) if task_weights and self.tasks > 1 else None
@@ -136,13 +138,13 @@ class ResidualPolicy(Policy):
 
     @torch.no_grad()
     def replay_features(self, obs: Obs) -> Obs:
-        """See Policy: the newest state, task and base action, and `seen` [B C], the base's encoding."""
-        frame = {k: obs[k][:, -1] for k in (STATE, TASK) if k in self.spec.observation}
+        """See Policy: the newest vectors, task and base action, and `seen` [B C], the base's encoding."""
+        frame = {k: obs[k][:, -1] for k in (*self.vectors, TASK) if k in self.spec.observation}
         frame[BASE_ACTION] = obs[BASE_ACTION]
         if self.encoded_dim:
             assert isinstance(self.base, (DenoisingPolicy, LikelihoodPolicy))
             seen = self.base.encode({k: v.to(self.low.device) for k, v in newest(obs, self.base.spec).items()})
-            frame[SEEN] = seen[:, : self.encoded_dim].to(obs[STATE].device)
+            frame[SEEN] = seen[:, : self.encoded_dim].to(obs[self.vectors[0]].device)
         return frame
 
     def features(self, obs: Obs) -> tuple[Tensor, Tensor]:
@@ -151,7 +153,8 @@ class ResidualPolicy(Policy):
         Returns:
             [B Ds+C+T] normalised state, base's encoding and one-hot task; and [B Da] normalised base action.
         """
-        state = self.normalizer.normalize(STATE, obs[STATE])[..., self.columns]
+        vectors = [self.normalizer.normalize(k, obs[k]) for k in self.vectors]
+        state = (vectors[0] if len(vectors) == 1 else torch.cat(vectors, dim=-1))[..., self.columns]
         if self.encoded_dim:  # encoders differ in scale
             state = torch.cat([state, nn.functional.layer_norm(obs[SEEN], (self.encoded_dim,))], dim=-1)
         if self.tasks:
@@ -165,7 +168,9 @@ class ResidualPolicy(Policy):
 
     def combine(self, base_action: Tensor, u: Tensor) -> Tensor:
         """Return the full normalised action [B Da]."""
-        return torch.clamp(base_action + self.scale * u, self.low, self.high)
+        # The sum alone would leave u without a gradient where the base lies outside the box.
+        inside = torch.clamp(base_action, self.low, self.high)
+        return torch.clamp(inside + self.scale * u, self.low, self.high)
 
     def act(self, obs: Obs, *, noise: Tensor | None = None, deterministic: bool = False) -> Tensor:
         """[B 1 Da] from the spec's observations [B To ...] and `base_action` [B Da]; deterministic."""

@@ -20,7 +20,7 @@ from robopolicy.config.schema import Count, Fraction, NonNegative
 from robopolicy.core.errors import ConfigError, SpecError
 from robopolicy.core.specs import PolicySpec, state_columns
 from robopolicy.core.types import STATE, TASK, Obs
-from robopolicy.datasets.compatibility import data_problems
+from robopolicy.datasets.compatibility import misfits
 from robopolicy.datasets.episodes import Episodes
 from robopolicy.datasets.retrieval import Memory, Retrieved
 from robopolicy.policies.normalizer import ACTION, Normalizer
@@ -112,7 +112,7 @@ class RICLPolicy(VLAPolicy):
         if episodes is None:
             self.memory.clear()
             return
-        problems = data_problems(self.spec, episodes, needs="the policy", skip=[TASK])
+        problems = misfits(self.spec, episodes, needs="the policy", offers="the dataset", skip=[TASK])
         if not episodes.num_frames:
             problems.append("it holds no episode: record some, or say memory=none")
         task = episodes.obs.get(TASK, torch.zeros(episodes.num_frames, dtype=torch.int64))

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+import base64
+import itertools
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from robopolicy.core.errors import DataError
 from robopolicy.evaluation.compare import Comparison, compare, format_p
 from robopolicy.evaluation.episode_table import EpisodeTable
 from robopolicy.reporting import plots
 from robopolicy.reporting.curves import learning_curves, success_intervals, training_charts
-from robopolicy.reporting.films import films
 from robopolicy.reporting.imagination import imagination
-from robopolicy.reporting.run_reader import Evaluation, Run, read_run
+from robopolicy.reporting.run_reader import Evaluation, Run, Video, read_run
 from robopolicy.reporting.templates import render
 from robopolicy.utils.atomic import write_atomically
 
@@ -35,8 +36,8 @@ def write_report(
     """Write a self-contained page about one run or several; what is missing is named in it.
 
     Args:
-        run_dirs: in the order to show. Others are compared with the first evaluation that has "base" in its name, or
-            with the first of all.
+        run_dirs: in the order to show. The headline compares two evaluations of one run or of two: the first that has
+            "base" in its name, or the first of all, and the last. Of more runs it compares one with its base, or none.
         names: the two evaluations of the headline (see run_dir.Evaluation); picked when None.
         max_video_mib: films beyond this are left out and named, those that matter least first.
 
@@ -47,18 +48,21 @@ def write_report(
     evaluations = _named_apart(runs)
     envs = sorted({str(e.rows.frame["env"].iloc[0]) for e in evaluations})
     title = title or ", ".join(envs or [run.name for run in runs])
-    pair = _headline_pair(evaluations, names)
+    pair = _headline_pair(evaluations if names else _compared(runs, evaluations), names)
     comparison = compare(pair[0].rows, pair[1].rows, names=(pair[0].name, pair[1].name)) if len(pair) == 2 else None
     base = (pair[0].rows.success_rate().value, pair[0].name) if len(pair) == 2 else None
     split = pair[-1].rows.split if pair else ""
+    rates = success_intervals(evaluations, pair[0] if len(pair) == 2 else None)
     columns, rows = _episodes(evaluations)
     tiles, left_out = films([v for run in runs for v in run.videos], max_bytes=int(max_video_mib * 2**20))
     text = render(
         "run.html", title=title, meta=_meta(runs, evaluations), runs=runs, pair=pair,
+        several=len([run for run in runs if run.evaluations]),
         evaluations=evaluations, comparison=comparison, **(_paired(pair, comparison) if comparison else {}),
-        split=f"{split} " if split in ("test", "validation", "train") else "", rates=_rates(evaluations, pair),
-        curves=learning_curves(runs, base), charts=training_charts(runs),
-        evaluated=any("eval/success_rate" in m for run in runs for m in run.metrics), imagined=imagination(runs),
+        split=f"{split} " if split in ("test", "validation", "train") else "",
+        rates=plots.interval_chart(rates, width=WIDTH), curves=learning_curves(runs, base),
+        charts=training_charts(runs), imagined=imagination(runs),
+        evaluated=any("eval/success_rate" in m for run in runs for m in run.metrics),
         tiles=tiles, left_out=left_out, columns=columns, rows=rows, max_rows=max_rows,
         recorded=[(r, f) for r in runs if (f := _facts(r)) or r.provenance.get("command") or r.config or r.spec],
     )  # fmt: skip
@@ -83,11 +87,6 @@ def _paired(pair: Sequence[Evaluation], c: Comparison) -> dict[str, Any]:
     )
     return {"outcomes": list(outcomes.values()), "grid": plots.outcome_grid(cells[:_MOST_CELLS]), "difference": chart,
             "p_text": format_p(c.p_value)}  # fmt: skip
-
-
-def _rates(evaluations: Sequence[Evaluation], pair: Sequence[Evaluation]) -> str:
-    rows = success_intervals(evaluations, pair[0] if len(pair) == 2 else None)
-    return plots.interval_chart(rows, width=WIDTH)
 
 
 def _episodes(evaluations: Sequence[Evaluation]) -> tuple[list[str], list[list[Any]]]:
@@ -140,6 +139,22 @@ def _headline_pair(evaluations: Sequence[Evaluation], names: tuple[str, str] | N
     return [first, others[-1]] if others else [chosen[-1]]
 
 
+def _compared(runs: Sequence[Run], evaluations: Sequence[Evaluation]) -> Sequence[Evaluation]:
+    """Return the evaluations to choose the headline from: all of two runs; of more, those of one and of its base.
+
+    The first and the last of more runs are no pair: they may be training seeds of two algorithms.
+
+    Args:
+        evaluations: of all `runs`, in their order.
+    """
+    owners = [run for run in runs for _ in run.evaluations]
+    evaluated = [run for run in runs if run.evaluations]
+    if len(evaluated) <= 2:
+        return evaluations
+    pairs = [(run, base) for run in evaluated for base in evaluated if run.base == base.path.resolve()]
+    return [e for e, owner in zip(evaluations, owners, strict=True) if owner in pairs[0]] if len(pairs) == 1 else []
+
+
 def _comparable(a: EpisodeTable, b: EpisodeTable) -> bool:
     return set(a.seeds) == set(b.seeds) and all(set(a.frame[c]) == set(b.frame[c]) for c in ("env", "digest"))
 
@@ -151,3 +166,52 @@ def _meta(runs: Sequence[Run], evaluations: Sequence[Evaluation]) -> list[str]:
         *(f"“{t}”" for t in tasks[:3]), "run " + ", ".join(run.name for run in runs), *(f"commit {c}" for c in commits),
         datetime.now(UTC).strftime("%-d %B %Y"),
     ]  # fmt: skip
+
+
+class Tile(NamedTuple):
+    """One film of the page."""
+
+    kind: str  # pair | failure | success | other
+    outcomes: list[str]
+    caption: str
+    data: str  # the file in base64
+
+
+def films(videos: Sequence[Video], *, max_bytes: int) -> tuple[list[Tile], str]:
+    """Return the films that fit into `max_bytes`, pairs and failures first, and a sentence about the others."""
+
+    def rank(video: Video) -> int:
+        kinds = ["pair", "failure", "other", "success"]
+        return kinds.index(_kind(video)) if _kind(video) in kinds else kinds.index("other")
+
+    # In turns over the folders, so that a tight budget does not spend itself on one policy's films.
+    ordered: list[Video] = []
+    for _, group in itertools.groupby(sorted(videos, key=rank), key=rank):
+        folders: dict[Path, list[Video]] = {}
+        for video in group:
+            folders.setdefault(video.path.parent, []).append(video)
+        ordered += [v for turn in itertools.zip_longest(*folders.values()) for v in turn if v is not None]
+    tiles, left_out, used = [], [], 0
+    for video in ordered:
+        size = video.path.stat().st_size
+        if used + size > max_bytes:
+            left_out.append(video.path.name)
+            continue
+        used += size
+        which = f"seed {video.seed}" if video.seed is not None else video.path.stem
+        tiles.append(
+            Tile(
+                kind=_kind(video),
+                outcomes=[o for o in video.outcome.split(" | ") if o],
+                caption=" · ".join(part for part in (video.label, which) if part),
+                data=base64.b64encode(video.path.read_bytes()).decode(),
+            )
+        )
+    if not left_out:
+        return tiles, ""
+    more = " …" if len(left_out) > 6 else ""
+    return tiles, f" {len(left_out)} films did not fit into this page: {', '.join(left_out[:6])}{more}."
+
+
+def _kind(video: Video) -> str:
+    return "pair" if video.kind == "pair" else video.outcome or "other"

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
 
+from robopolicy.config.overrides import RENAMED
 from robopolicy.reporting.acceptance import Goal, check_criterion, read_goals
 from robopolicy.reporting.plots import Series, Whisker, interval_chart, line_chart
 from robopolicy.reporting.result_rows import ALL, Evidence, read_all
@@ -74,9 +76,16 @@ def _experiment(id: str, title: str, rows: Sequence[Evidence], plots: Iterable[s
     lengths = [len(series.x) for series in _over(rows, "-steps")]
     text = render(
         "experiment.md", id=id, title=title, rows=rows, plots=plots, commands=commands, curve=CURVE, value=_value,
-        time=_time, curves=any(n > 1 for n in lengths), dots=1 in lengths,
+        renamed=_renamed(rows), time=_time, curves=any(n > 1 for n in lengths), dots=1 in lengths,
     )  # fmt: skip
     return text.rstrip() + "\n"
+
+
+def _renamed(rows: Sequence[Evidence]) -> list[tuple[str, str]]:
+    """Return (old, new) of options that the rows name and that were renamed since."""
+    said = "\n".join(f"{r.command}\n{r.notes}" for r in rows)
+    return [(before, f"{before.partition('=')[0]}={now}") for before, now in RENAMED.items()
+            if re.search(rf"(?<![\w.]){before}(?!\w)", said)]  # fmt: skip
 
 
 def _plots(rows: Sequence[Evidence]) -> dict[str, str]:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from robopolicy.core.errors import ConfigError, DataError
+from robopolicy.core.errors import ConfigError, DataError, RobopolicyError
 from robopolicy.core.untrusted import WANDB, check_links, parse_json, read_bytes, read_json, refusing
 from robopolicy.evaluation.episode_table import EpisodeTable
 from robopolicy.evaluation.video import INDEX
+from robopolicy.runs.inputs import there
+from robopolicy.runs.run_dir import read_config
 
 # Files of a complete run directory, and the purpose of each.
 PIECES = {
@@ -40,9 +43,7 @@ def label(name: str = "", *, checkpoint: str = "", deterministic: bool = False, 
     parts = name.split("-")
     for part in parts:
         if part not in marks and (part in _MARKS or part.startswith("step_")):
-            raise ConfigError(
-                f"name {name!r}: {part!r} marks evaluations of another kind, and this is none. Give another."
-            )
+            raise ConfigError(f"name {name!r}: {part!r} marks evaluations of another kind. Give another name.")
     if Path(name).name != name:
         raise ConfigError(f"name {name!r}: becomes part of a file name. Give one without '/'.")
     return "-".join(p for p in (name, *(m for m in marks if m not in parts)) if p)
@@ -82,6 +83,14 @@ class Run:
     @property
     def name(self) -> str:
         return self.path.resolve().name
+
+    @property
+    def base(self) -> Path | None:
+        """Directory of the run that this one refined, where it still lies there."""
+        with contextlib.suppress(RobopolicyError):
+            base = (read_config(self.path) or {}).get("base")
+            return there(base) if isinstance(base, str) else None
+        return None
 
     def curve(self, key: str, x: str = "step") -> tuple[list[float], list[float]]:
         """Finite values of `key` against `x`, in the order logged."""

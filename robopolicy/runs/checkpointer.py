@@ -13,7 +13,7 @@ import json
 import logging
 import shutil
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
@@ -26,12 +26,15 @@ from robopolicy.core.untrusted import checked, read_json, read_text, refusing
 from robopolicy.policies.base import Policy
 from robopolicy.policies.find import find_policy
 from robopolicy.policies.io import load_policy, save_policy, write_policy
-from robopolicy.runs.migrations import FORMAT, MIGRATIONS
 from robopolicy.utils.atomic import remove_leftovers, write_atomically
 from robopolicy.utils.provenance import version
 from robopolicy.utils.storage import checkpoints_in, new_directory, read_state, verify, write_state
 
 __all__ = ["Checkpointer", "find_policy", "load_policy", "save_policy"]
+
+FORMAT = 4  # of the training state; policies have one of their own
+# format found → function that turns a training state into one of the next format. Filled when FORMAT grows.
+MIGRATIONS: dict[int, Callable[[dict[str, Any]], dict[str, Any]]] = {}
 
 _log = logging.getLogger(__name__)
 
@@ -159,10 +162,10 @@ class Checkpointer:
                 _log.warning("%s. Falling back to the checkpoint before it.", error)
                 damaged.append(path)
                 continue
-            if meta.format not in range(1, FORMAT + 1):
+            if meta.format not in (*MIGRATIONS, FORMAT):
                 raise CheckpointError(
                     f"{path}: its training state has format {meta.format} (robopolicy {meta.robopolicy}), this "
-                    f"one reads 1 to {FORMAT}. Finish the run with the version that began it; its policy loads anyhow."
+                    f"one reads {FORMAT}. Finish the run with the version that began it; its policy loads anyhow."
                 )
             for other in damaged:
                 aside = other.with_name("damaged_" + other.name)

@@ -89,9 +89,12 @@ class LoopState:
         self.monitor = RegressionMonitor(self.advice)
 
     @property
-    def success_rate(self) -> float:
-        """Mean success of the newest training episodes; 0 before any has ended."""
-        return sum(self.recent) / max(1, len(self.recent))
+    def success(self) -> Metrics:
+        """`success`, mean of the newest 100 training episodes, once so many have ended.
+
+        The first to end are the short ones, which are successes; before any has ended the rate would read 0.
+        """
+        return {"success": sum(self.recent) / RECENT} if len(self.recent) == RECENT else {}
 
     def add_episodes(self, success: list[float], env: VecEnv) -> None:
         """Account for the training episodes that ended."""

@@ -18,6 +18,7 @@ from robopolicy.core.protocols import Checkpoints, LogsMetrics, OffPolicy
 from robopolicy.core.types import IMAGES, Metrics, Obs, Step, VecEnv
 from robopolicy.datasets.episodes import Episodes
 from robopolicy.envs.wrappers import ChunkQueue, request_images
+from robopolicy.training.contract import check_algorithm
 from robopolicy.training.loop_state import Evaluate, due, evaluate_and_save, next_due, solved
 from robopolicy.training.off_policy_state import OffPolicyState
 from robopolicy.utils.malloc import release_memory
@@ -74,6 +75,7 @@ def off_policy(
         ConfigError: the warm-up takes all of `total_steps`, or the fractions are more than a whole batch.
         CheckpointError: the recorded data of a resumed run has changed. DataError, SpecError: see load_rollouts.
     """
+    check_algorithm(algo, OffPolicy, "off_policy")
     if warmup_steps >= total_steps:
         raise ConfigError(
             f"loop.warmup_steps={warmup_steps} leaves nothing of loop.total_steps={total_steps} to learn in. "
@@ -105,7 +107,7 @@ def off_policy(
                 )  # fmt: skip
                 pause = min(next_check, next_due(log_every, state.logged))
             if last or time.perf_counter() - shown > _SHOWN_EVERY_S:
-                progress.update(state.steps, success=state.success_rate, **state.lost)
+                progress.update(state.steps, **state.success, **state.lost)
                 shown = time.perf_counter()
             if last:
                 return {"steps": state.steps, "train_s": state.train_s, **state.lost, **state.result}
@@ -225,7 +227,5 @@ def log(state: OffPolicyState, tracker: LogsMetrics) -> None:
     numbers = {k: float(v) for k, v in state.metrics.items()} | {k: v / state.rounds for k, v in state.sums.items()}
     state.sums, state.rounds = {}, 0
     numbers["diverged"] = state.diverged
-    if len(state.recent) == state.recent.maxlen:  # the first to end are the short ones, which are successes
-        numbers["success"] = state.success_rate
-    numbers |= {"seconds": state.train_s, "steps_per_s": state.steps / state.train_s}
+    numbers |= state.success | {"seconds": state.train_s, "steps_per_s": state.steps / state.train_s}
     tracker.log({f"train/{k}": v for k, v in numbers.items()}, state.steps)

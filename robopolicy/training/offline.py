@@ -13,6 +13,7 @@ from robopolicy.core.untrusted import refusing
 from robopolicy.datasets.batches import Batches
 from robopolicy.datasets.episodes import Episodes
 from robopolicy.policies.base import Policy
+from robopolicy.training.contract import check_algorithm
 
 
 def offline(
@@ -42,6 +43,7 @@ def offline(
     Returns:
         Means over the last log interval, `steps`, and `wall_s`, seconds in this process.
     """
+    check_algorithm(algo, Algorithm, "offline")
     began = time.perf_counter()
     policy, device = algo.policy, next(algo.policy.parameters()).device
     batches = Batches(

@@ -13,6 +13,7 @@ from robopolicy.core.errors import ConfigError
 from robopolicy.core.protocols import Checkpoints, LogsMetrics
 from robopolicy.core.types import Metrics, VecEnv
 from robopolicy.core.untrusted import refusing
+from robopolicy.training.contract import check_algorithm
 from robopolicy.training.loop_state import RECENT, Evaluate, LoopState, evaluate_and_save, solved
 from robopolicy.utils.malloc import release_memory
 
@@ -70,6 +71,7 @@ def on_policy(
     Raises:
         ConfigError: `total_steps` holds no rollout, or none that the policy learns from.
     """
+    check_algorithm(algo, OnPolicy, "on_policy")
     rollout_steps = rollout_steps or env.spec.horizon
     iterations = _iterations(algo, env, total_steps, rollout_steps)
     state = OnPolicyState(algo=algo, collector=RolloutCollector(algo, env))
@@ -91,7 +93,7 @@ def on_policy(
             metrics = algo.update(batch, progress=state.done / iterations)
             clock.append(time.perf_counter())
             state.add(rollout, seconds=clock[-1] - clock[0])
-            progress.update(state.steps, success=state.success_rate)
+            progress.update(state.steps, **state.success)
             log(state, tracker, metrics | rollout.info, clock)
 
 
@@ -138,8 +140,7 @@ def log(state: OnPolicyState, tracker: LogsMetrics, metrics: Metrics, clock: lis
         clock: seconds at the beginning, and after collecting, returns and update.
     """
     numbers = {f"train/{k}": v for k, v in metrics.items()}
-    if len(state.recent) == state.recent.maxlen:  # the first to end are the short ones, which are successes
-        numbers["train/success"] = state.success_rate
+    numbers |= {f"train/{k}": v for k, v in state.success.items()}
     parts = zip(("collect", "returns", "update"), clock, clock[1:], strict=False)
     numbers |= {f"train/{name}_s": end - begin for name, begin, end in parts}
     speed = {"train/seconds": state.train_s, "train/steps_per_s": state.steps / state.train_s}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -24,6 +25,8 @@ from robopolicy.runs.checkpointer import load_policy
 from robopolicy.training.builders import required, required_env
 from robopolicy.training.train_config import TrainConfig
 from robopolicy.utils.storage import load_weights, read_tensors
+
+_log = logging.getLogger(__name__)
 
 
 def load_base(config: TrainConfig, env: VecEnv | None, resumed: Path | None) -> Policy | None:
@@ -76,11 +79,7 @@ def build_policy_for(
     spec = _spec(config, env, base, demonstrations)
     available: dict[str, Any] = {"spec": spec, "base": base, "seed": config.seed, "device": config.torch_device}
     if "normalizer" in names:
-        if config.dataset is None:
-            available["normalizer"] = Normalizer.from_limits(spec.observation, spec.action)
-        else:
-            fitted = Normalizer(spec.observation, spec.action).fit(required(config, demonstrations))
-            available["normalizer"] = fitted
+        available["normalizer"] = _normalizer(config, spec, base, demonstrations)
     if "episodes" in names:
         available["episodes"] = required(config, demonstrations)
     given = {name: value for name, value in available.items() if name in names}
@@ -92,9 +91,28 @@ def build_policy_for(
             check_fits(policy.spec, env.spec, ignore=[BASE_ACTION] if policy.base is not None else [])
     if resumed:
         weights = read_tensors(resumed / "policy" / "model.safetensors")
-        check_same_statistics(resumed, policy.state_dict(), weights, dataset=config.dataset)
+        if config.dataset is not None:  # else the normaliser that was saved is kept
+            check_same_statistics(resumed, policy.state_dict(), weights, dataset=config.dataset)
         load_weights(policy, weights, skip="base." if policy.base is not None else "", where=str(resumed))
     return policy
+
+
+def _normalizer(
+    config: TrainConfig, spec: PolicySpec, base: Policy | None, demonstrations: Episodes | None
+) -> Normalizer:
+    """Return a normaliser fitted to the dataset; without a dataset that of the base; else one of the action limits."""
+    if config.dataset is not None:
+        return Normalizer(spec.observation, spec.action).fit(required(config, demonstrations))
+    copied = Normalizer.of_base(getattr(base, "normalizer", None), spec.observation, spec.action)
+    if copied is not None:
+        return copied
+    if base is not None and config.base != Path(ZERO_ACTION):
+        _log.warning(
+            "base=%s: a %s has no normaliser of ours, and there is no dataset, so observations are not normalised and "
+            "actions are scaled by their limits. Give dataset=<the demonstrations of the base>.",
+            config.base, type(base).__name__,
+        )  # fmt: skip
+    return Normalizer.from_limits(spec.observation, spec.action)
 
 
 def _spec(config: TrainConfig, env: VecEnv | None, base: Policy | None, demonstrations: Episodes | None) -> PolicySpec:

@@ -59,7 +59,7 @@ def train(**keys: Any) -> Metrics:
         )
     torch.manual_seed(config.seed)
     result = _trainer(config.loop)(config, Checkpointer(config.run_dir, keep=config.keep_checkpoints))
-    print(f"trained: {config.run_dir} ({', '.join(f'{k} {v:.4g}' for k, v in result.items())})")
+    print(f"trained: {config.run_dir} ({', '.join(f'{k} {_shown(v)}' for k, v in result.items())})")
     return result
 
 
@@ -83,3 +83,8 @@ def _trainer(loop: dict[str, Any]) -> Trainer:
         return trainer
     names = open_arguments(loop, "loop")
     return next((trainer for name, trainer in _BY_ARGUMENT.items() if name in names), train_world_model)
+
+
+def _shown(value: float) -> str:
+    """Write a metric in four digits; whole numbers, as steps are, in full."""
+    return f"{value:.0f}" if float(value).is_integer() else f"{value:.4g}"

@@ -2,17 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
-import functools
-from collections.abc import Callable
-
-
-@functools.cache
-def _malloc_trim() -> Callable[[int], int] | None:
-    try:
-        return ctypes.CDLL("libc.so.6").malloc_trim
-    except (OSError, AttributeError):  # not glibc
-        return None
 
 
 def release_memory() -> None:
@@ -21,6 +12,5 @@ def release_memory() -> None:
     PyTorch asks glibc for 64-byte aligned blocks, which leaves a hole per block. An ensemble's update of 2.6 MB
     activations was seen to grow a process by 0.4 MB each, without bound, while 0.2 GB were in use.
     """
-    trim = _malloc_trim()
-    if trim is not None:
-        trim(0)
+    with contextlib.suppress(OSError, AttributeError):  # not glibc
+        ctypes.CDLL("libc.so.6").malloc_trim(0)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import importlib.metadata
 import json
 import os
 import platform
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from robopolicy.utils.atomic import write_atomically
+from robopolicy.utils.suite_packages import installed
 
 _LIBRARIES = ("torch", "mujoco", "numpy", "gymnasium", "lerobot", "diffusers", "hydra-core")
 
@@ -50,10 +50,7 @@ def _git(root: Path, *arguments: str) -> str:
 @functools.cache
 def version() -> str:
     """Return package version and commit, as in every episode row: `0.1.0+g1a2b3c4d5e6f`."""
-    try:
-        package = importlib.metadata.version("robopolicy")
-    except importlib.metadata.PackageNotFoundError:
-        package = "0"
+    package = installed("robopolicy") or "0"
     return package if commit() == "unknown" else f"{package}+g{commit().replace('+', '.')}"
 
 
@@ -95,13 +92,8 @@ def hardware() -> str:
 
 def versions() -> dict[str, str]:
     """Return the versions of Python, this package and the libraries that shape results."""
-    found = {"python": platform.python_version(), "robopolicy": version()}
-    for library in _LIBRARIES:
-        try:
-            found[library] = importlib.metadata.version(library)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return found
+    found = {name: release for name in _LIBRARIES if (release := installed(name)) is not None}
+    return {"python": platform.python_version(), "robopolicy": version(), **found}
 
 
 def provenance(arguments: list[str] | None = None) -> dict[str, Any]:

@@ -117,9 +117,7 @@ def verify(folder: Path, *, levels: int = LEVELS) -> None:
         if not path.is_file():
             raise CheckpointError(f"{shown}/{name} is missing")
         if path.stat().st_size != expected.bytes:
-            raise CheckpointError(
-                f"{shown}/{name} is damaged: expected {expected.bytes} bytes, found {path.stat().st_size}"
-            )
+            raise CheckpointError(f"{shown}/{name} is damaged: {path.stat().st_size} bytes, expected {expected.bytes}")
         if _fingerprint(path) != dict(expected):
             raise CheckpointError(f"{shown}/{name} is damaged: its sha256 is not the one in {MANIFEST}")
         if path.name == MANIFEST:

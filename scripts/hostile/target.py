@@ -27,7 +27,7 @@ from robopolicy.real.planning import process_planner
 from robopolicy.real.ros2 import policy_runtime
 from robopolicy.real.ros2.joint_state_adapter import JointStateObserver
 from robopolicy.real.ros2.wiring import Wiring, load_wiring
-from robopolicy.real.safety import SafetyChain, load_profile
+from robopolicy.real.safety import SafetyChain
 from robopolicy.real.safety.decision import Measured
 from scripts.hostile.policy import HOME, policy_of
 
@@ -75,7 +75,7 @@ def child(line: dict[str, Any], wiring: Wiring) -> None:
 def compile_all(wirings: dict[str, Wiring]) -> None:
     """What is compiled at its first call is compiled before the fork."""
     for name, wiring in wirings.items():
-        chain = SafetyChain(load_profile(wiring.limits), dt=wiring.tick_s)
+        chain = SafetyChain(wiring.profile(), dt=wiring.tick_s)
         chain.activate(Measured(HOME), 0.0)
         for k in range(20):
             chain.filter(HOME + 0.02, Measured(HOME), wiring.tick_s * k)

@@ -28,6 +28,7 @@ from robopolicy.core.errors import CheckpointError, ConfigError, SpecError
 from robopolicy.core.types import IMAGES, ActionSpec, Obs, Step, check_action
 from robopolicy.envs.episode_queue import EpisodeQueue
 from robopolicy.sim.gymnasium.checked_env import CheckedEnv
+from robopolicy.sim.gymnasium.film import picture
 from robopolicy.sim.gymnasium.info import Success, final_observations
 from robopolicy.sim.gymnasium.observations import Observations, layout
 from robopolicy.sim.gymnasium.spec import check_vector_env, env_spec, name_of, reset_mode
@@ -35,16 +36,12 @@ from robopolicy.sim.gymnasium.spec import check_vector_env, env_spec, name_of, r
 _SEEDED = 1e-3  # relative and absolute; first observations of one seed may differ by so much
 
 
-def adapt(env: VectorEnv, **kw: Any) -> GymVecEnv:
-    """Return `GymVecEnv(env, **kw)`."""
-    return GymVecEnv(env, **kw)
-
-
 class GymVecEnv:
     """VecEnv over a Gymnasium vector env with Box actions and Box or Dict-of-Box observations.
 
     Boxes are flattened and joined, in the space's order, into `observation.state`; uint8 boxes of three axes [h w 3]
-    or [3 h w] become `observation.images.<key>` (`main` for a bare Box).
+    or [3 h w] become `observation.images.<key>` (`main` for a bare Box). LeRobot's names keep their meaning: next to
+    `agent_pos`, `environment_state` becomes `observation.environment_state`; `pixels` may be a Dict of pictures.
 
     `episode_seed` is negative where the env chose the episode itself: it cannot be asked for again.
 
@@ -54,7 +51,8 @@ class GymVecEnv:
         horizon: steps to truncation; default: the env's own `max_episode_steps`.
         dt: s per step; default: 1 / metadata["render_fps"], else 0.05.
         action: meaning of the action; default: numbers in the env's own units, absolute.
-        names: of the elements of `observation.state`, each its own; default: the space's keys, counted.
+        names: of the elements of `observation.state`, then of `observation.environment_state`, each its own; default:
+            the space's keys, counted.
         success: key of success, see sim/gymnasium/info.py; default: info["success"] or info["is_success"].
         autoreset_mode: where the env's metadata do not say it.
 
@@ -171,6 +169,10 @@ class GymVecEnv:
             )
         self._queue.load_state_dict(state)
 
+    def render(self, index: int, *, camera: str | None = None, width: int = 320, height: int = 240) -> Tensor:
+        """Return the picture that env `index` renders itself, see `sim.gymnasium.film`: it has one camera and shape."""
+        return picture(self.env, index, camera, height, self.spec.id)
+
     def close(self) -> None:
         self.env.close()
 
@@ -236,6 +238,9 @@ class GymVecEnv:
             for key, value in self._observed.one(one).items():
                 next_obs[key][i] = value[0]
         return next_obs
+
+
+adapt = GymVecEnv  # in the words of a user: adapt this env
 
 
 def _differ(a: Tensor, b: Tensor, *, picture: bool) -> bool:

@@ -95,10 +95,7 @@ def names_of(info: Any) -> list[str]:
 
 def objects(values: list[Any]) -> NDArray[Any]:
     """Return an array [N] of these objects, of any type."""
-    found = np.empty(len(values), dtype=object)
-    for i, value in enumerate(values):
-        found[i] = value
-    return found
+    return np.fromiter(values, dtype=object, count=len(values))
 
 
 def _each(value: Any, n: int, what: str) -> NDArray[Any]:

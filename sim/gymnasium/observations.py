@@ -15,15 +15,20 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from robopolicy.core.errors import ConfigError, SpecError
-from robopolicy.core.types import IMAGES, STATE, TASK, Obs
+from robopolicy.core.types import ENV_STATE, IMAGES, STATE, TASK, Obs
 
 _PICTURE_SIDE = 16  # a Box with two axes of at least this length is taken for a picture
 _STATE_LIMIT = 4000  # numbers of `observation.state`; the smallest usual picture, 64×64, has more
+_LEROBOT = {"agent_pos": STATE, "environment_state": ENV_STATE}  # its names in an env: the feature of each
+_PIXELS = "pixels"  # its name of pictures: a box, or a Dict of them
 _CAMERA = re.compile(r"\w+([.-]\w+)*")  # it becomes part of file names
 
 
 class ObservationLayout(NamedTuple):
-    """Where an observation's boxes go: `images` become features of their own, `vectors` are joined into the state."""
+    """Where an observation's boxes go: `images` become features of their own, `vectors` are joined into the state.
+
+    LeRobot's `agent_pos` and `environment_state`, where they are all vectors, stay two features.
+    """
 
     boxes: dict[str, Box]
     images: tuple[str, ...]
@@ -31,9 +36,15 @@ class ObservationLayout(NamedTuple):
     bare: bool  # one Box, no Dict
 
     @property
-    def counted(self) -> tuple[str, ...]:
-        """Names of the elements of the state."""
-        return tuple(f"{k}_{i}" for k in self.vectors for i in range(math.prod(self.boxes[k].shape)))
+    def joined(self) -> dict[str, tuple[str, ...]]:
+        """The boxes of each of our features of numbers, without features of no elements."""
+        apart = set(self.vectors) == set(_LEROBOT)
+        found = {f: (key,) for key, f in _LEROBOT.items()} if apart else {STATE: self.vectors}
+        return {f: keys for f, keys in found.items() if any(math.prod(self.boxes[k].shape) for k in keys)}
+
+    def counted(self, feature: str) -> tuple[str, ...]:
+        """Return the names of the elements of one of our features of numbers."""
+        return tuple(f"{k}_{i}" for k in self.joined[feature] for i in range(math.prod(self.boxes[k].shape)))
 
 
 def layout(space: gymnasium.Space, name: str) -> ObservationLayout:
@@ -42,7 +53,7 @@ def layout(space: gymnasium.Space, name: str) -> ObservationLayout:
     Raises:
         ConfigError: another space than Box or Dict of Box, or one whose numbers are a picture that is not RGB uint8.
     """
-    boxes: dict[str, Any] = dict(space.spaces) if isinstance(space, Dict) else {"main": space}
+    boxes: dict[str, Any] = opened(space.spaces) if isinstance(space, Dict) else {"main": space}
     if wrong := {k: type(v).__name__ for k, v in boxes.items() if not isinstance(v, Box)}:
         raise ConfigError(
             f"{name}: observation_space: expected Box or Dict of Box, found {wrong}. Flatten or drop the others with "
@@ -71,6 +82,14 @@ def layout(space: gymnasium.Space, name: str) -> ObservationLayout:
             f"{ {k: boxes[k].shape for k in found.vectors} }. Pictures belong into boxes of their own, RGB of uint8."
         )
     return found
+
+
+def opened(parts: Mapping[str, Any]) -> dict[str, Any]:
+    """Return `parts` with LeRobot's nested `pixels` among them, as long as no name is there twice."""
+    pictures = parts.get(_PIXELS)
+    if not isinstance(pictures, Mapping) or not pictures.keys().isdisjoint(parts):
+        return dict(parts)
+    return {k: v for k, v in parts.items() if k != _PIXELS} | dict(pictures.items())
 
 
 def is_rgb(box: Box) -> bool:
@@ -117,15 +136,13 @@ class Observations:
         parts = {"main": raw} if self.layout.bare else raw
         if not isinstance(parts, Mapping):
             raise SpecError(f"{self.env}: observation: expected a dict, found {type(raw).__name__}")
-        found: dict[str, NDArray[Any]] = {}
+        parts, found = opened(parts), dict[str, NDArray[Any]]()
         for key, box in self.layout.boxes.items():
             if key not in parts:
                 raise SpecError(f"{self.env}: observation: expected key {key!r}, found {sorted(parts)}")
             value = as_array(parts[key], f"{self.env}: observation {key!r}")
             if value.shape != (count, *box.shape):
-                raise SpecError(
-                    f"{self.env}: observation {key!r}: expected shape {(count, *box.shape)}, found {value.shape}"
-                )
+                raise SpecError(f"{self.env}: observation {key!r}: expected {(count, *box.shape)}, found {value.shape}")
             found[key] = value
         obs: Obs = {}
         for key in self.layout.images:
@@ -134,12 +151,12 @@ class Observations:
                 raise SpecError(f"{self.env}: observation {key!r}: expected uint8, found {picture.dtype}")
             picture = picture if picture.shape[-3] == 3 else np.moveaxis(picture, -1, -3)
             obs[IMAGES + key] = torch.from_numpy(np.array(picture, dtype=np.uint8))
-        if self.layout.vectors:
-            obs[STATE] = self._state({k: found[k] for k in self.layout.vectors}, count)
+        for feature, keys in self.layout.joined.items():
+            obs[feature] = self._joined(feature, {k: found[k] for k in keys}, count)
         obs[TASK] = torch.zeros(count, dtype=torch.int64)
         return obs
 
-    def _state(self, vectors: dict[str, NDArray[Any]], count: int) -> Tensor:
+    def _joined(self, feature: str, vectors: dict[str, NDArray[Any]], count: int) -> Tensor:
         parts = []
         for key, value in vectors.items():
             if value.dtype.kind not in "biuf":
@@ -150,7 +167,7 @@ class Observations:
         if not (good := np.isfinite(state)).all():
             row, i = (int(k) for k in np.argwhere(~good)[0])
             raise SpecError(
-                f"{self.env}: observation {self.layout.counted[i]!r} of env {row}: expected a finite number, "
+                f"{self.env}: observation {self.layout.counted(feature)[i]!r} of env {row}: expected a finite number, "
                 f"found {state[row, i]}. Where the physics failed, the env has to end the episode before it."
             )
         return torch.from_numpy(state)
@@ -158,6 +175,7 @@ class Observations:
     def one(self, raw: Any) -> Obs:
         """Return a batch of one, of one env's observation without batch axis."""
         if isinstance(raw, Mapping):
+            raw = opened(raw)
             return self({k: as_array(v, f"{self.env}: observation {k!r}")[None] for k, v in raw.items()}, 1)
         return self(as_array(raw, f"{self.env}: observation")[None], 1)
 

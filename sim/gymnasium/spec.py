@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import math
 from collections.abc import Sequence
@@ -14,10 +15,10 @@ from gymnasium.spaces import Box
 from gymnasium.vector import AutoresetMode, VectorEnv
 
 from robopolicy.core.errors import ConfigError, SpecError
-from robopolicy.core.types import IMAGES, STATE, TASK, ActionSpec, EnvSpec, Feature
+from robopolicy.core.types import IMAGES, TASK, ActionSpec, EnvSpec, Feature
 from robopolicy.sim.gymnasium.observations import ObservationLayout
 
-_HOW_MANY = ("num_envs", "vectorization_mode", "vector_kwargs")  # how a task is run, not what it is
+_HOW_MANY = ("num_envs", "vectorization_mode", "vector_kwargs", "render_mode")  # how a task is run, not what it is
 
 
 def name_of(env: VectorEnv) -> str:
@@ -103,15 +104,16 @@ def env_spec(
         ConfigError: no usable horizon or dt, or `names` that are not one of its own for every element.
     """
     name, space = name_of(env), env.single_observation_space
-    counted = parts.counted
+    sizes = {feature: parts.counted(feature) for feature in parts.joined}
+    counted = tuple(name for group in sizes.values() for name in group)
     if names is not None and not len(set(names)) == len(names) == len(counted):
         raise ConfigError(
-            f"{name}: names: expected one of its own for each of the {len(counted)} elements of {STATE!r}, found "
-            f"{len(names)}, of which {len(set(names))} differ"
+            f"{name}: names: expected one of its own for each of the {len(counted)} elements of {' and '.join(sizes)}, "
+            f"found {len(names)}, of which {len(set(names))} differ"
         )
-    features: dict[str, Feature] = {}
-    if counted:
-        features[STATE] = Feature((len(counted),), names=tuple(names or counted))
+    features, left = dict[str, Feature](), iter(names or counted)
+    for feature, group in sizes.items():
+        features[feature] = Feature((len(group),), names=tuple(itertools.islice(left, len(group))))
     for k in parts.images:
         shape = parts.boxes[k].shape
         features[IMAGES + k] = Feature((3, *(shape[1:] if shape[0] == 3 else shape[:2])), dtype="uint8")

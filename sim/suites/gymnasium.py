@@ -1,6 +1,6 @@
 """Any Gymnasium id as a task: gym-pusht, gymnasium-robotics' Fetch, or a package of your own.
 
-Protocol: the id's own observations (boxes joined into `observation.state`), actions and time limit; success is
+Protocol: the id's own observations (as `sim.gymnasium.adapter` maps them), actions and time limit; success is
 info["success"] or info["is_success"], which has to be there after every step, or what `task.success` names. Unless
 `own_reward` is set, success ends the episode and is the reward, as in every suite here.
 """
@@ -9,14 +9,17 @@ from __future__ import annotations
 
 import functools
 import importlib
+import inspect
 import re
 from typing import Any
 
 import gymnasium
+from gymnasium.envs.registration import load_env_creator
 
 from robopolicy.config import registry
 from robopolicy.core.errors import ConfigError, RobopolicyError, closest
 from robopolicy.sim.gymnasium.adapter import GymVecEnv
+from robopolicy.sim.gymnasium.film import RGB
 from robopolicy.sim.suites.base import needs, steps_of, unit_action
 from robopolicy.sim.suites.workers import vector_env
 
@@ -47,13 +50,23 @@ def make_one(package: str, ident: str, options: dict[str, Any]) -> gymnasium.Env
     """
     register(package)
     try:
-        return gymnasium.make(ident, disable_env_checker=True, **options)
+        return gymnasium.make(ident, disable_env_checker=True, **_filmable(ident, options))
     except RobopolicyError:
         raise
     except Exception as error:  # any error of an env on untrusted options
         raise ConfigError(
             f"task.name={ident!r} with task.options={options}: cannot be made ({type(error).__name__}: {error})"
         ) from error
+
+
+def _filmable(ident: str, options: dict[str, Any]) -> dict[str, Any]:
+    """Return `options` with the render mode of films, where the id has it and `options` name none."""
+    creator: Any = gymnasium.registry[ident].entry_point
+    creator = load_env_creator(creator) if isinstance(creator, str) else creator
+    takes = inspect.signature(creator).parameters.values()
+    takes_it = any(p.name == "render_mode" or p.kind == p.VAR_KEYWORD for p in takes)
+    has_it = RGB in ((getattr(creator, "metadata", None) or {}).get("render_modes") or ())
+    return {"render_mode": RGB, **options} if takes_it and has_it else options
 
 
 def register(package: str) -> None:
@@ -109,9 +122,7 @@ def make(
     _check_options(options or {}, "task.options")
     register(package)
     if name not in gymnasium.registry:
-        raise ConfigError(
-            f"task.name={name!r}: no such Gymnasium id is registered. {closest(name, gymnasium.registry)}"
-        )
+        raise ConfigError(f"task.name={name!r}: no such id is registered. {closest(name, gymnasium.registry)}")
     own = gymnasium.registry[name].max_episode_steps
     steps, options = steps_of(horizon, own, own), dict(options or {})
     facts = {"options": options, "own_reward": own_reward} | ({} if success is None else {"told_by": success})

@@ -170,7 +170,7 @@ def _send(pipe: Connection, request: Any) -> None:
 
 def _joined(parts: list[Any]) -> Any:
     if isinstance(parts[0], dict):
-        return {k: np.concatenate([p[k] for p in parts]) for k in parts[0]}
+        return {k: _joined([p[k] for p in parts]) for k in parts[0]}
     return np.concatenate(parts)
 
 

@@ -9,13 +9,12 @@ import torch
 from robopolicy.algos.residual import ResidualTD3
 from robopolicy.buffers.replay_buffer import Batch, Replay
 from robopolicy.core.errors import CheckpointError, ConfigError, SpecError
-from robopolicy.core.types import BASE_ACTION, STATE, TASK, Feature
+from robopolicy.core.types import BASE_ACTION, ENV_STATE, STATE, TASK, Feature
 from robopolicy.envs.wrap_for import wrap_for
 from robopolicy.networks.critics import CriticEnsemble
 from robopolicy.networks.task_conditioned import by_task
 from robopolicy.policies.normalizer import Normalizer
 from robopolicy.policies.residual import ResidualPolicy
-from robopolicy.runs import checkpointer
 from robopolicy.training.off_policy import off_policy
 from tests.evaluation.points import DivergingPoint
 from tests.fakes import MemoryCheckpoints, NoTracker, PointEnv, PointPolicy
@@ -65,6 +64,25 @@ def test_a_base_that_tells_tasks_apart_is_refined_on_one():
     env.spec = replace(env.spec, tasks=("go to the origin", "stay away"))
     with pytest.raises(SpecError, match="has 2 tasks, which the base tells apart by 'task_index'"):
         wrap_for(policy, env)
+
+
+def test_all_vectors_of_the_base_are_read_the_state_first():
+    policy, _, _ = make()
+    state, world = Feature((2,), names=("x", "y")), Feature((3,), names=("a", "b", "c"))
+    spec = replace(policy.base.spec, observation={"observation.touch": Feature((1,), names=("t",)), ENV_STATE: world,
+                                                  STATE: state})  # fmt: skip
+    normalizer = Normalizer.from_limits(spec.observation, spec.action)
+    both = ResidualPolicy(spec, normalizer, policy.base, hidden=(8,))
+    assert list(both.spec.observation) == [STATE, ENV_STATE, "observation.touch", BASE_ACTION]
+    obs = {STATE: torch.tensor([[[1.0, 2.0]]]), ENV_STATE: torch.tensor([[[3.0, 4.0, 5.0]]]),
+           "observation.touch": torch.tensor([[[6.0]]]), BASE_ACTION: torch.zeros(1, 2)}  # fmt: skip
+    read, _ = both.features(both.replay_features(obs))
+    assert read.tolist() == [[1, 2, 3, 4, 5, 6]]
+    some = ResidualPolicy(spec, normalizer, policy.base, hidden=(8,), state=("c", "x"))
+    assert some.features(some.replay_features(obs))[0].tolist() == [[5, 1]]
+    assert some.act(obs).shape == (1, 1, 2)
+    with pytest.raises(SpecError, match="reads vectors of float32"):
+        ResidualPolicy(replace(spec, observation={STATE: Feature((2, 3))}), normalizer, policy.base)
 
 
 def test_the_residual_is_bounded_whatever_the_network_says():
@@ -199,26 +217,6 @@ def test_a_resumed_run_logs_the_same_lines():
     diverged = int((~whole.latest()["replay"]["store"]["valid"]).sum())
     assert result["train_diverged"] == want[-1][1]["train/diverged"] == diverged > 0, "counted since the run began"
     assert 0.0 < want[-1][1]["train/intervened"] < 1.0
-
-
-@pytest.mark.parametrize("format", [1, 2, 3])
-def test_runs_that_an_earlier_version_began_go_on(tmp_path, monkeypatch, format):
-    """Format 1, as its first commits wrote it, and those after it."""
-    policy, algo, env = make()
-    policy.config = policy.base.config = {"_target_": "of.a.test"}
-    checkpoints = MemoryCheckpoints()
-    loop(algo, env, checkpoints, total_steps=200)
-    state = checkpoints.latest()
-    del state["player"]
-    if format < 3:
-        del state["tally"]["decline"]
-    if format == 1:
-        state["recent"] = state.pop("tally")["recent"]
-        del state["metrics"], state["best"]
-    monkeypatch.setattr(checkpointer, "FORMAT", format)
-    checkpointer.Checkpointer(tmp_path).save(200, policy=algo.policy, state=state)
-    monkeypatch.undo()
-    assert loop(algo, env, checkpointer.Checkpointer(tmp_path), total_steps=400)["steps"] == 400
 
 
 @pytest.mark.parametrize("warmup_steps", [0, 8, 100])

@@ -57,6 +57,10 @@ def test_python_and_the_command_line_compare_alike(
     assert again.text() in printed
     policy = rp.load_policy("runs/base")
     assert rp.compare(policy, policy, task="reach", episodes=6, num_envs=4, names=("one", "two")) == again
+    seeds = rp.compare(["runs/base"], ["runs/base"], names=("one", "two"), episodes=6, num_envs=4, out=tmp_path / "c")
+    assert seeds.seeds == (again,) and (tmp_path / "c" / "training_seeds.json").is_file()
+    assert seeds.verdict in rp.plot(seeds).about
+    assert rp.compare([policy], [policy], task="reach", episodes=6, num_envs=4).difference == seeds.difference
 
 
 def test_python_and_the_command_line_train_alike(folder: Path, tmp_path: Path) -> None:
@@ -90,6 +94,8 @@ def test_other_seeds_are_other_episodes(folder: Path) -> None:
         (lambda: rp.evaluate(rp.load_policy("runs/base"), task="reach", which="best"), r"'which'"),
         (lambda: rp.evaluate("runs/base", seed=1, videos=2), r"'videos'"),
         (lambda: rp.compare("runs/base", rp.load_policy("runs/base")), r"^a, b: "),
+        (lambda: rp.compare("runs/base", ["runs/base"]), r"^a, b: "),
+        (lambda: rp.compare(["runs/base"], ["runs/base", "runs/base"]), r"^a, b: .*found 1 and 2"),
         (lambda: rp.train("runs/x", loop={"stepz": 3}), r"loop\.stepz: unknown key"),
     ],
 )
@@ -97,3 +103,14 @@ def test_mistakes_name_their_key(call: Any, key: str, folder: Path) -> None:
     with pytest.raises(ConfigError, match=key):
         call()
     assert not Path("runs/x").exists()
+
+
+def test_config_groups_of_the_users_own(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "task").mkdir()
+    (tmp_path / "task" / "mine.yaml").write_text("# My task.\n_target_: native\ntask: reach\nhorizon: 33\n")
+    rows = rp.evaluate("runs/base", task="mine", config_dir=tmp_path, episodes=2, out=tmp_path / "out")
+    assert rows.frame["length"].max() <= 33
+    with pytest.raises(ConfigError, match=r"^task=mine: .*config_dir="):
+        rp.evaluate("runs/base", task="mine", episodes=2, out=tmp_path / "out")
+    with pytest.raises(ConfigError, match="no such folder"):
+        rp.train(tmp_path / "run", config_dir=tmp_path / "nothing")

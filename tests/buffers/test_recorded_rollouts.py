@@ -89,7 +89,7 @@ def test_fractions_of_more_than_a_batch(tmp_path: Path, monkeypatch: pytest.Monk
 
 def test_rollouts_of_another_rate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     record(tmp_path / "a", 0, dt=0.2)
-    with pytest.raises(SpecError, match=r"rollouts\.a=.*\n  - dt: the policy acts every 0\.1 s, the dataset"):
+    with pytest.raises(SpecError, match=r"rollouts\.a=.*\n  - dt: the policy has a step every 0\.1 s, the dataset"):
         batches(monkeypatch, demos=None, rollouts={"a": tmp_path / "a"})
 
 

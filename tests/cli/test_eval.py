@@ -8,12 +8,16 @@ from typing import Any
 import pytest
 
 from robopolicy.cli import compare, eval
-from robopolicy.core.errors import ConfigError
+from robopolicy.cli.main import main
+from robopolicy.core.errors import CheckpointError, ConfigError
 from robopolicy.evaluation import rollout, saved
 from robopolicy.evaluation.episode_table import EpisodeTable
+from robopolicy.evaluation.policy_ref import PolicyRef
+from robopolicy.evaluation.training_seeds import PooledComparison
 from robopolicy.reporting.html_report import write_report
 from robopolicy.reporting.run_reader import label, read_run
-from robopolicy.runs.checkpointer import Checkpointer
+from robopolicy.runs.checkpointer import Checkpointer, save_policy
+from robopolicy.runs.inputs import write_inputs
 from tests.evaluation.points import make_rows
 from tests.fakes import PointEnv
 from tests.runs.test_checkpointer import gaussian
@@ -78,6 +82,70 @@ def test_comparisons_on_other_splits_leave_those_on_test_episodes(runs: tuple[Pa
     best = compare.compare(a=refined, b=refined / "checkpoints" / "best", episodes=3, videos=0, out=refined)
     assert {k: v for k, v in files(refined).items() if k in after} == after
     assert (best.a, best.b) == ("refined (a)", "refined (b)")
+
+
+def test_without_a_the_reference_is_the_base(runs: tuple[Path, Path], capsys: pytest.CaptureFixture[str]) -> None:
+    bc, refined = runs
+    result = compare.compare(b=refined, episodes=3, videos=0)
+    assert (result.a, result.b) == ("base", "refined")
+    assert set(files(refined)) == {"episodes-base.csv", "episodes.csv", "comparison.json"}
+    assert EpisodeTable.load(refined / "episodes-base.csv").frame["policy"].str.startswith("bc/").all()
+    own = refined / "checkpoints" / "step_0000000003" / "policy" / "base"
+    save_policy(gaussian(7), own)  # the run's own copy goes before a directory that may have changed
+    compare.compare(b=refined, episodes=3, videos=0)
+    assert EpisodeTable.load(refined / "episodes-base.csv").frame["policy"].str.startswith("refined/base@").all()
+    with pytest.raises(ConfigError, match=r"a: .*bc was not refined from a base"):
+        compare.compare(b=bc, episodes=3, videos=0)
+    pooled = compare.compare(b=(refined,), episodes=3, videos=0)
+    assert isinstance(pooled, PooledComparison) and [c.a for c in pooled.seeds] == ["base"]
+    assert main(["compare", f"b={refined}", "episodes=3", "videos=0", "threads=1"]) == 0
+    assert "was refined from" not in capsys.readouterr().out
+
+
+def test_a_base_is_known_by_its_files_and_another_policy_is_no_base(
+    runs: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bc, refined = runs
+    write_inputs(refined, {"base": str(bc)})
+    moved = bc.rename(tmp_path / "moved")
+    assert compare.compare(a=moved, b=refined, episodes=3, videos=0).a == "base"
+    assert "was refined from" not in capsys.readouterr().out
+    save_policy(gaussian(9), tmp_path / "other")
+    assert compare.compare(a=tmp_path / "other", b=refined, episodes=3, videos=0).a == "other"
+    assert f"refined was refined from {bc}, not from {tmp_path / 'other'}" in capsys.readouterr().out
+
+
+def test_results_of_a_policy_in_no_run_lie_beside_it(runs: tuple[Path, Path], tmp_path: Path) -> None:
+    folder = tmp_path / "policies" / "act"
+    save_policy(gaussian(5), folder)
+    eval.evaluate(checkpoint=folder, task={"_target_": "point"}, episodes=3, videos=0)
+    results = folder.with_name("act-results")
+    assert [p.name for p in results.iterdir()] == ["episodes.csv"]
+    (results / "episodes.csv").rename(tmp_path / "rows")
+    (results / "videos").symlink_to(tmp_path)
+    with pytest.raises(CheckpointError, match="videos"):
+        PolicyRef.of(folder, "latest", None)
+    (results / "videos").unlink()
+    results.rmdir()
+    results.symlink_to(tmp_path)
+    with pytest.raises(ConfigError, match="act-results: results do not follow links"):
+        PolicyRef.of(folder, "latest", None)
+
+
+def test_lists_are_training_seeds_and_are_pooled(
+    runs: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    steps = tuple(runs[1] / "checkpoints" / f"step_{i:010d}" for i in (1, 3))
+    found = compare.compare(a=(runs[0], runs[0]), b=(steps[1], runs[0]), names=("x", "y"), episodes=3, videos=0)
+    assert isinstance(found, PooledComparison) and [c.pairs.total for c in found.seeds] == [3, 3]
+    assert found.text() in capsys.readouterr().out
+    assert (runs[1] / "training_seeds.json").is_file() and (runs[0] / "comparison.json").is_file()
+    compare.compare(a=(runs[0], runs[0]), b=runs, names=("x", "y"), episodes=3, videos=0, out=tmp_path / "out")
+    assert {p.name for p in (tmp_path / "out").iterdir()} == {"bc", "refined", "training_seeds.json"}
+    with pytest.raises(ConfigError, match=r"^a, b: .*found 1 and 2"):
+        compare.compare(a=runs[0], b=runs, episodes=3)
+    with pytest.raises(ConfigError, match=r"^b: "):
+        compare.compare(a=runs, b=(runs[1], runs[1]), episodes=3)
 
 
 @pytest.mark.parametrize("names", [("x", "x"), ("", "x"), ("x", "")])

@@ -31,7 +31,11 @@ def test_mistakes_of_a_command_line_are_listed_together(capsys: pytest.CaptureFi
     ("arguments", "message"),
     [
         (["trian"], "unknown verb 'trian'. Did you mean 'train'?"),
-        (["train", "task=pik", "run_dir=x"], "task=pik: no such option of the group 'task'. Did you mean 'pick'?"),
+        (
+            ["train", "task=pik", "run_dir=x"],
+            "task=pik: no such option of the group 'task'. Did you mean 'pick'? "
+            "Options of your own come with --config-dir <folder that holds task/pik.yaml>; in Python with config_dir=.",
+        ),
         (["train", "polcy=flow", "run_dir=x"], "polcy: unknown key; `train` does not take it. Did you mean 'policy'?"),
     ],
 )
@@ -88,3 +92,12 @@ def test_keys_need_a_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert main(["teleop", "task=reach", f"out={tmp_path / 'd'}"]) == 1
     assert "standard input is not a terminal" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
+
+
+def test_a_wrong_path_is_named_before_code_of_the_users_own_is_imported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "slow_code.py").write_text("raise AssertionError('imported')\n")
+    monkeypatch.chdir(tmp_path)
+    assert main(["train", "algo=bc", "dataset=runs/q/demos", "run_dir=r", "--allow", "slow_code"]) == 1
+    assert capsys.readouterr().err.startswith("error: dataset=runs/q/demos: no dataset here")

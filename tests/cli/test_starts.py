@@ -22,6 +22,7 @@ from robopolicy.runs.run_dir import removed_if_nothing_came
         ({"recording": "no/data"}, DataError, "recording"),
         ({"checkpoint": "no/run"}, CheckpointError, "checkpoint"),
         ({"a": "no/run", "b": "no/run"}, CheckpointError, "a"),
+        ({"a": [".", "no/run"], "b": [".", "."]}, CheckpointError, "a"),
         ({"base": "no/run"}, CheckpointError, "base"),
         ({"world": {"model": "no/run"}}, CheckpointError, "world.model"),
     ],
@@ -69,6 +70,13 @@ def test_a_failed_start_leaves_no_new_folder(
     (tmp_path / "empty").mkdir()
     assert main(arguments) in (1, 2)
     assert [path.name for path in tmp_path.iterdir()] == ["empty"]
+
+
+def test_no_report_is_written_into_a_recording(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "episode_000000.mcap").touch()
+    assert main(["report", f"run_dir={tmp_path}"]) == 1
+    assert f"robopolicy replay recording={tmp_path}" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["episode_000000.mcap"]
 
 
 def test_results_and_folders_of_before_stay(tmp_path: Path) -> None:

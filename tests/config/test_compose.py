@@ -12,6 +12,7 @@ import pytest
 from robopolicy.cli.verbs import find_verb
 from robopolicy.config.compose import compose, group_options
 from robopolicy.config.hydra_configs import config_folder
+from robopolicy.config.overrides import RENAMED
 from robopolicy.config.registry import names as registered
 from robopolicy.core.errors import ConfigError, UsageError
 from robopolicy.core.trees import flatten
@@ -167,6 +168,18 @@ def test_groups_of_the_users_own(tmp_path: Path) -> None:
     assert group_options([tmp_path])["task"]["mine"] == "My task."
     with pytest.raises(UsageError, match="no such folder"):
         train(config_dirs=[tmp_path / "nothing"])
+    with pytest.raises(UsageError, match=r"^algo=mine: .*--config-dir <folder that holds algo/mine.yaml>; in Python"):
+        train("algo=mine")
+
+
+def test_a_renamed_option_names_the_new_one() -> None:
+    changelog = (Path(__file__).parents[2] / "docs" / "changelog.md").read_text()
+    for before, now in RENAMED.items():
+        group, _, old = before.partition("=")
+        row = next(line for line in changelog.splitlines() if line.startswith(f"| {before}"))
+        assert f"`{group}={now}`" in row and now in group_options()[group] and old not in group_options()[group]
+        with pytest.raises(UsageError, match=rf"^{before}: .* It is called {group}={now} now\.$"):
+            train(before)
 
 
 def test_config_files_of_the_world_do_not_change_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from robopolicy.cli.verbs import VERBS, find_verb
+from robopolicy.config import registry
 from robopolicy.config.compose import compose, group_options
 from robopolicy.config.help import meanings, verb_help
 from robopolicy.config.hydra_configs import choices
@@ -33,3 +36,23 @@ def test_help_shows_groups_keys_values_and_meanings() -> None:
     assert line.split(maxsplit=2)[1:] == ["77", meanings(find_verb("train"), {"loop": {"_target_": "off_policy",
                                                                                       "total_steps": 1}})
                                           ["loop.total_steps"]]  # fmt: skip
+
+
+def test_keys_of_the_users_own_class_are_listed_and_explained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Mine:
+        """An algorithm.
+
+        Args:
+            power: exponent of the agreement. tau: rate of the target.
+            critic: makes an ensemble.
+        """
+
+        def __init__(self, policy: object, *, critic: object, power: float = 1.0, tau: float = 0.01) -> None: ...
+
+    monkeypatch.setattr(registry, "_SLOTS", {k: dict(v) for k, v in registry._SLOTS.items()})
+    registry.register("algo", "mine")(Mine)
+    (tmp_path / "algo").mkdir()
+    (tmp_path / "algo" / "mine.yaml").write_text("# @package _global_\nalgo:\n  _target_: mine\n  power: 2.0\n")
+    lines = verb_help(find_verb("train"), ["algo=mine"], [tmp_path]).splitlines()
+    own = [line.split(maxsplit=2) for line in lines if line.startswith("  algo.")]
+    assert own == [["algo.power", "2.0", "exponent of the agreement"], ["algo.tau", "0.01", "rate of the target"]]

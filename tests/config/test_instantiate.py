@@ -14,9 +14,12 @@ from torch import nn
 
 from robopolicy.config import instantiate as b
 from robopolicy.config import registry
-from robopolicy.config.schema import Count, Device, Fraction, Natural, Node, Positive, describe
+from robopolicy.config.plan import plan_call
+from robopolicy.config.schema import PARTIAL, Count, Device, Fraction, Natural, Node, Positive, describe
 from robopolicy.core.errors import ConfigError
+from robopolicy.policies.base import LikelihoodPolicy
 from robopolicy.policies.factory import build_policy
+from robopolicy.policies.residual import ResidualPolicy
 from tests.fakes import PointPolicy
 
 
@@ -84,6 +87,22 @@ def thing(**changes: Any) -> dict[str, Any]:
     return {"_target_": "thing", "network": {"_target_": "net", "_partial_": True, "hidden": [4, 4]}, **changes}
 
 
+def problems(node: dict[str, Any], slot: str, where: str = "", supplied: list[str] | None = None) -> list[str]:
+    given = None if node.get(PARTIAL) else supplied
+    try:
+        return plan_call(registry.resolve(node, slot, where), node, where or slot, given)[1]
+    except ConfigError as error:
+        return [str(error)]
+
+
+def call_problems(target: Callable[..., Any], arguments: dict[str, Any]) -> list[str]:
+    return plan_call(target, arguments, "", None)[1]
+
+
+def check(node: dict[str, Any], slot: str, where: str = "", supplied: list[str] | None = None) -> None:
+    b.raise_all(problems(node, slot, where, supplied))
+
+
 def test_builds_nested_factories_and_converts_by_annotation() -> None:
     built = b.build(thing(out="runs/x", lr=1, parts=[1, 2]), "thing", spec="s")
     assert built.out == Path("runs/x")
@@ -126,19 +145,19 @@ def test_partial_node_returns_a_factory_that_build_can_complete_later() -> None:
 )
 def test_mistakes_are_named_with_their_full_key(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        b.check(thing(**changes), "thing", "policy")
+        check(thing(**changes), "thing", "policy")
 
 
 def test_all_mistakes_are_listed_at_once() -> None:
     with pytest.raises(ConfigError, match=r"(?s)2 problems.*policy\.lr.*policy\.horizonn"):
-        b.check(thing(lr="abc", horizonn=3), "thing", "policy")
+        check(thing(lr="abc", horizonn=3), "thing", "policy")
 
 
 def test_missing_arguments_count_only_when_nobody_supplies_them() -> None:
-    b.check(thing(), "thing", "policy")
-    b.check(thing(), "thing", "policy", supplied=["spec"])
+    check(thing(), "thing", "policy")
+    check(thing(), "thing", "policy", supplied=["spec"])
     with pytest.raises(ConfigError, match=r"policy\.spec: needs a value \(str\), required by .*Thing"):
-        b.check(thing(), "thing", "policy", supplied=[])
+        check(thing(), "thing", "policy", supplied=[])
 
 
 def test_key_that_the_program_sets_is_refused_in_the_config() -> None:
@@ -151,22 +170,22 @@ def test_factory_where_an_object_belongs_is_refused() -> None:
         def __init__(self, network: Net) -> None: ...
 
     node = {"network": {"_target_": "net", "_partial_": True, "size": 1}}
-    assert "found a factory" in b.call_problems(Holder, node)[0]
+    assert "found a factory" in call_problems(Holder, node)[0]
     assert (
-        "found a node of mlp" in b.call_problems(Holder, {"network": {"_target_": "mlp", "in_dim": 1, "out_dim": 1}})[0]
+        "found a node of mlp" in call_problems(Holder, {"network": {"_target_": "mlp", "in_dim": 1, "out_dim": 1}})[0]
     )
-    assert b.call_problems(Holder, {"network": {"_target_": "net", "size": 1}}) == []
+    assert call_problems(Holder, {"network": {"_target_": "net", "size": 1}}) == []
 
 
 def test_kwargs_are_checked_where_their_keys_are_known() -> None:
     node = {"_target_": "make", "task": "pick", "cameras": ["front"]}
     assert b.build(node, "toy", "task") == {"task": "pick", "cameras": ("front",)}
     with pytest.raises(ConfigError, match=r"task\.cameras: needs a value \(\[str, …\]\)"):
-        b.check({"_target_": "make", "task": "pick"}, "toy", "task", supplied=[])
+        check({"_target_": "make", "task": "pick"}, "toy", "task", supplied=[])
     with pytest.raises(ConfigError, match=r"task\.horizn: unknown key.*'horizon'"):
-        b.check({**node, "horizn": 3}, "toy", "task")
+        check({**node, "horizn": 3}, "toy", "task")
     with pytest.raises(ConfigError, match=r"hiden: unknown key.*'hidden'"):
-        b.check({"_target_": "forward", "task": "x", "hiden": 1}, "toy")
+        check({"_target_": "forward", "task": "x", "hiden": 1}, "toy")
 
 
 def test_groups_of_keys_are_dataclasses() -> None:
@@ -174,7 +193,7 @@ def test_groups_of_keys_are_dataclasses() -> None:
     built = b.build({"_target_": "grouped", "group": node}, "toy")
     assert built == Group(loop={"_target_": "net"}, num_envs=4)
     with pytest.raises(ConfigError, match=r"group\.num_env: unknown key.*'num_envs'"):
-        b.check({"_target_": "grouped", "group": {**node, "num_env": 3}}, "toy")
+        check({"_target_": "grouped", "group": {**node, "num_env": 3}}, "toy")
 
 
 @pytest.mark.parametrize(
@@ -200,7 +219,7 @@ def test_what_the_verbs_build_is_no_argument_of_a_node(slot: str) -> None:
     def taken(algo, coevolve, expert, loop, policy, task, tracker, world, world_model, world_model_report) -> None: ...
 
     name = registry.names(slot)[0]
-    assert [p.split(":")[0] for p in b.call_problems(taken, {slot: {"_target_": name}})] == [slot]
+    assert [p.split(":")[0] for p in call_problems(taken, {slot: {"_target_": name}})] == [slot]
 
 
 def test_nodes_inside_of_data_are_refused() -> None:
@@ -208,12 +227,12 @@ def test_nodes_inside_of_data_are_refused() -> None:
     node = {"_target_": "tracker", "run_dir": "x"}
     for changes in ({"more": node}, {"tracker": node}, {"network": {"_target_": "mlp"}}, {"box": {"low": [node]}}):
         with pytest.raises(ConfigError, match=rf"profile\.{next(iter(changes))}: "):
-            b.check({"_target_": "robot", "robot": "panda", **changes}, "profile")
+            check({"_target_": "robot", "robot": "panda", **changes}, "profile")
 
 
 @pytest.mark.parametrize("task", [["pick"], 3, {"a": 1}, True])
 def test_a_native_task_is_named_by_a_string(task: Any) -> None:
-    assert any(p.startswith("task.task: ") for p in b.problems({"_target_": "native", "task": task}, "task"))
+    assert any(p.startswith("task.task: ") for p in problems({"_target_": "native", "task": task}, "task"))
 
 
 def test_every_registered_name_exists() -> None:
@@ -236,8 +255,10 @@ def test_code_of_the_users_own_joins_by_its_name(tmp_path: Path, monkeypatch: py
     monkeypatch.syspath_prepend(str(tmp_path))
     with pytest.raises(ConfigError, match=r"network\._target_: .*'mine'"):
         b.build({"_target_": "mine", "size": 3}, "network")
+    caplog.set_level("INFO")
     registry.allow("my_robot_code")
     assert "network=mine" in caplog.text
+    assert [r.levelname for r in caplog.records] == ["INFO"], "no warning of a thing that was asked for"
     assert registry.admitted() == ("my_robot_code",)
     assert b.build({"_target_": "mine", "size": 3}, "network") == 3
     for wrong in ("my_robot_kode", "my_robot_code.nothing", "../my_robot_code", ""):
@@ -283,13 +304,13 @@ def ranged(
 )
 def test_numbers_out_of_range_are_refused(given: dict[str, Any], expected: str) -> None:
     with pytest.raises(ConfigError, match=expected):
-        b.raise_all(b.call_problems(ranged, given))
+        b.raise_all(call_problems(ranged, given))
 
 
 def test_numbers_in_range_pass() -> None:
     good = {"count": 1, "natural": 0, "rate": 1, "share": 1.0, "device": "cpu"}
-    assert b.call_problems(ranged, good) == []
-    assert b.call_problems(ranged, {"count": None}) == []
+    assert call_problems(ranged, good) == []
+    assert call_problems(ranged, {"count": None}) == []
 
 
 def test_annotations_read_like_english() -> None:
@@ -297,3 +318,22 @@ def test_annotations_read_like_english() -> None:
     assert describe(tuple[int, ...]) == "[int, …]"
     assert describe(Path) == "Path"
     assert describe(Node | None) == "config node | null"
+
+
+def test_a_policy_of_another_class_names_the_options_that_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    def one(policy: Any) -> None: ...
+
+    def many(policy: Any) -> None: ...
+
+    monkeypatch.setattr(registry, "_SLOTS", {k: dict(v) for k, v in registry._SLOTS.items()})
+    for function, kind, options in (
+        (one, ResidualPolicy, "policy=residual"),
+        (many, LikelihoodPolicy, "policy=<gaussian or mixture>"),
+    ):
+        function.__annotations__["policy"] = kind
+        registry.register("algo", function.__name__)(function)
+        with pytest.raises(ConfigError) as found:
+            b.build({"_target_": function.__name__}, "algo", policy=torch.nn.Identity())
+        said = str(found.value)
+        assert f"needs a {kind.__name__} as 'policy', found a Identity. Add {options}, or `defaults: [" in said
+        assert "` to the config of algo." in said

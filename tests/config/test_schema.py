@@ -7,10 +7,13 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Protocol
 
+import pytest
+
 import robopolicy
 from robopolicy.cli.verbs import find_verb
 from robopolicy.config.compose import compose
-from robopolicy.config.instantiate import arguments_for, call_problems
+from robopolicy.config.instantiate import arguments_for
+from robopolicy.core.errors import ConfigError
 
 ROOT = str(Path(robopolicy.__file__).parent)
 COMMAND = ("algo=residual", "algo.actor_lr=1e-3", "run_dir=x")
@@ -40,4 +43,5 @@ def grip(gripper: Gripper, other: Gripper | None = None) -> None: ...
 
 
 def test_no_plain_value_is_a_protocol() -> None:
-    assert call_problems(grip, {"gripper": 3, "other": None}) == ["gripper: expected Gripper, found 3 (int)"]
+    with pytest.raises(ConfigError, match=r"^gripper: expected Gripper, found 3 \(int\)$"):
+        arguments_for(grip, {"gripper": 3, "other": None})

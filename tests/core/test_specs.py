@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 
 from robopolicy.core.errors import SpecError
-from robopolicy.core.specs import PolicySpec, changes, check_features, state_columns
+from robopolicy.core.specs import PolicySpec, changes, check_features, check_fits, state_columns
 from robopolicy.core.types import STATE, Feature
-from tests import toy
+from tests import lerobot_toys, toy
 
 
 @pytest.mark.parametrize(
@@ -38,6 +38,22 @@ def test_changes_of_long_lists_stay_short() -> None:
     (said,) = changes(before, now)
     assert said.startswith(f"observation.{STATE}.names: 'joint0' → 'joint39', ")
     assert said.endswith(" and 35 more")
+
+
+def test_an_env_that_does_not_say_what_actions_mean_takes_the_policys_word() -> None:
+    env = lerobot_toys.env(action=replace(toy.ACTION, names=("a0", "a1"), units=("1", "1"), tcp="", frame="world"))
+    assert toy.ACTION.names != env.action.names
+    check_fits(toy.spec(), env)
+    with pytest.raises(SpecError, match=r"action\.low: the policy has \(-0\.02, -0\.02\), toy has"):
+        check_fits(toy.spec(), replace(env, action=replace(env.action, low=(-0.1, -0.02))))
+    with pytest.raises(SpecError, match=r"action\.names"):
+        check_fits(toy.spec(), replace(env, action=replace(env.action, tcp="tool0")))
+
+
+def test_counted_elements_of_an_env_are_no_names() -> None:
+    named, counted = Feature((2,), names=("x", "y")), Feature((2,), names=("agent_pos_0", "agent_pos_1"))
+    assert check_features({STATE: named}, {STATE: counted}, needs="a", offers="b") == []
+    assert check_features({STATE: named}, {STATE: replace(counted, names=("y", "x"))}, needs="a", offers="b")
 
 
 NAMED = Feature((6,), names=("hand_x", "hand_y", "to_x", "to_y", "to_[1]", "to_1"))

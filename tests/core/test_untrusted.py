@@ -230,6 +230,9 @@ def test_headers_that_are_read(tmp_path: Path) -> None:
         lambda: torch.ones(10**6)[:, None] * torch.ones(10**6),
         lambda: torch.ones(3).expand(10**11, 3).contiguous(),
         lambda: torch.zeros(1).new_zeros(10**11),
+        lambda: torch.hann_window(10**12),
+        lambda: nn.functional.one_hot(torch.arange(10**5), 10**8),
+        lambda: torch.ones(3)[torch.zeros(1, dtype=torch.int64).expand(10**12)],
         lambda: [torch.zeros(1) for _ in range(10**7)],
     ],
 )

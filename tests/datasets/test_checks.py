@@ -47,7 +47,7 @@ def test_an_intact_dataset_has_no_defects(recorded: Path) -> None:
         ("action", put(3, 0.2, 1), r"action, episode 0, frame 3: 'dy' is 0.2 m, limits are \[-0.1, 0.1\] \(frame 3\)"),
         ("timestamp", put(7, 0.25), r"timestamp, episode 1, frame 2: a gap of 0.1500 s"),
         ("frame_index", put(7, 3), r"frame_index, episode 1, frame 2: 1 frames are missing: 3 follows frame 1"),
-        ("task_index", put(0, 9), r"task_index 9 is used in data/ but has no text"),
+        ("task_index", put(0, 9), r"task_index 9 of data/ has no text"),
         ("observation.state", put(0, None), r"'observation.state' must have shape \(3,\)"),
     ],
 )

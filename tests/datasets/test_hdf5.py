@@ -122,7 +122,7 @@ def test_maniskill_pictures_states_and_rates(tmp_path: Path) -> None:
     assert found.observation["observation.state"].names[-2:] == ("agent.qpos_4", "extra.is_grasped_0")
     assert found.obs["observation.state"][:3, -1].tolist() == [0, 0, 1] and found.dt == 0.02
     assert found.obs["observation.images.base_camera"].shape == (6, 3, 16, 24)
-    with pytest.raises(ConfigError, match=r"hdf5.rate_hz=20: .* was recorded at 50 Hz, as it says itself"):
+    with pytest.raises(ConfigError, match=r"hdf5.rate_hz=20: .* says that it was recorded at 50 Hz"):
         convert(recording=file, out=tmp_path / "x", hdf5=CUBE)
     bare = files.maniskill(tmp_path / "b.h5", obs="none")
     convert(recording=bare, out=tmp_path / "b", hdf5=CUBE)

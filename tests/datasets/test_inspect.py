@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from robopolicy.cli.main import main
-from robopolicy.core.types import Feature
+from robopolicy.core.types import ENV_STATE, Feature
 from robopolicy.datasets.inspect import inspect
 from robopolicy.datasets.lerobot_writer import DatasetWriter
 from robopolicy.datasets.source import DatasetInfo
@@ -71,7 +71,8 @@ STAMP = "timestamp, episode 1, frame 4: "
          ["observation.state, episode 1, frame 1: element 'y' is nan (frame 1)"]),
         ("next.reward", put(15, math.inf), ["next.reward, episode 2, frame 1: element 0 is inf (frame 1)."]),
         ("action", put(3, 0.2, 1), ["action, episode 0, frame 3: 'dy' is 0.2 m, limits are [-0.1, 0.1] (frame 3)."]),
-        ("task_index", put(0, 9), ["task_index: task_index 9 is used in data/ but has no text in meta/tasks.parquet."]),
+        ("task_index", put(0, 9), ["task_index: task_index 9 of data/ has no text in meta/tasks.parquet."]),
+        (ENV_STATE, move(SECOND, 0.5), [f"{ENV_STATE}: differs from 'observation.state', whose copy it is taken for"]),
         ("observation.state", put(0, None), ["observation.state: 'observation.state' must have shape (3,)"]),
     ],
 )  # fmt: skip
@@ -85,7 +86,8 @@ def test_defects_of_rows(dataset: Path, edit, key: str, change, expected: list[s
 def test_intact_datasets_have_none(recorded: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert inspect(DatasetInfo.open(recorded)) == []
     assert main(["data", "check", f"dataset={recorded}"]) == 0
-    assert "16 frames at 10 Hz, no defects in 4 columns" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "16 frames at 10 Hz, no defects in 5 columns\nobservation.environment_state repeats" in said
 
 
 def test_every_defect_is_named_not_the_first_of_its_kind(

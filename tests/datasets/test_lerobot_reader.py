@@ -11,10 +11,11 @@ import pytest
 import torch
 
 from robopolicy.core.errors import DataError
-from robopolicy.core.types import Feature
+from robopolicy.core.types import ENV_STATE, STATE, Feature
 from robopolicy.datasets.lerobot_reader import annotate_dataset, dataset_features, load_episodes
 from robopolicy.datasets.lerobot_writer import DatasetWriter
 from robopolicy.datasets.metadata import RecordingMeta
+from robopolicy.datasets.source import DatasetInfo
 from tests.datasets.conftest import ACTION, LENGTHS, OBSERVATION, episode
 
 pytestmark = pytest.mark.xdist_group("lerobot")  # its import takes seconds: once is enough
@@ -202,6 +203,30 @@ def test_a_dataset_recorded_by_others(tmp_path: Path) -> None:
     needed = {"observation.images.top": Feature((3, 8, 10), "uint8")}
     with pytest.raises(DataError, match=r"needs 'observation.images.top'.*Did you mean 'observation.image'"):
         load_episodes(tmp_path / "foreign", action_spec=ACTION, needed=needed)
+
+
+def test_an_environment_state_of_others_is_read(tmp_path: Path, recorded: Path) -> None:
+    """Under the name that an annotation gives it; robopolicy's own copy of the state is read once."""
+    from lerobot.datasets.lerobot_dataset import LeRobotDataset
+
+    root = tmp_path / "foreign"
+    vector = {"dtype": "float32", "shape": (2,), "names": None}
+    theirs = LeRobotDataset.create("they/them", fps=5, features={STATE: vector, ENV_STATE: vector, "action": vector},
+                                   root=root, use_videos=False)  # fmt: skip
+    for t in range(3):
+        zero = np.zeros(2, np.float32)
+        theirs.add_frame({STATE: zero, ENV_STATE: zero + t, "action": zero, "task": "fold"})
+    theirs.save_episode()
+    theirs.finalize()
+    for rename in (None, {ENV_STATE: "observation.objects"}, {ENV_STATE: "observation.world"}, None):
+        annotate_dataset(root, action_spec=ACTION, rename=rename)
+        name = (rename or {}).get(ENV_STATE, ENV_STATE)
+        found = load_episodes(root).obs
+        assert set(found) == {STATE, name, "task_index"} and found[name][:, 0].tolist() == [0, 1, 2]
+    assert not DatasetInfo.open(root).repeats_state
+    assert DatasetInfo.open(recorded).repeats_state and ENV_STATE not in load_episodes(recorded).obs
+    again = load_episodes(recorded, rename={ENV_STATE: "observation.objects"}).obs
+    assert torch.equal(again["observation.objects"], again[STATE])
 
 
 def test_the_action_spec_is_verified(recorded: Path) -> None:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 import random
 
+import numpy as np
 import pytest
 
 from robopolicy.core.errors import ConfigError
 from robopolicy.evaluation.statistics import (
     Pairs,
     bootstrap,
+    crossed_bootstrap,
     holm,
     mcnemar,
     paired_difference,
@@ -136,3 +138,19 @@ def test_bootstrap():
     assert grouped.high - grouped.low > 0.7  # the spread between seeds counts, pooling would give 0.14
     with pytest.raises(ConfigError, match="no empty group"):
         bootstrap([[]])
+
+
+def test_crossed_bootstrap_counts_shared_episodes():
+    """Rows that agree in every column are one sample of the columns, not S of them."""
+    column = [1.0, 0.0] * 50
+    one, five = (crossed_bootstrap(np.array([column] * n)) for n in (1, 5))
+    assert one.value == five.value == 0.5
+    assert five.high - five.low == pytest.approx(one.high - one.low, abs=0.03)
+    assert five.high - five.low == pytest.approx(2 * 1.96 * 0.05, abs=0.03)
+    nested = bootstrap([column] * 5, resamples=500)
+    assert nested.high - nested.low < 0.6 * (five.high - five.low)
+    apart = crossed_bootstrap(np.array([[1.0] * 50, [0.0] * 50, [1.0] * 50, [0.0] * 50]))
+    assert apart.high - apart.low > 0.5
+    assert apart == crossed_bootstrap(np.array([[1.0] * 50, [0.0] * 50, [1.0] * 50, [0.0] * 50]))  # seeded
+    with pytest.raises(ConfigError, match="crossed_bootstrap"):
+        crossed_bootstrap(np.zeros((0, 3)))

@@ -152,7 +152,7 @@ def test_floors_are_of_deviations_and_may_differ_where_that_is_asked_for():
     assert apart.sampling(own, k, cond)[-1].item() == pytest.approx(0.04)
     assert apart.likelihood(own, k, cond)[-1].item() == pytest.approx(0.1)
     assert torch.equal(same.x[:, 0], normal[:, 0])
-    with pytest.raises(ConfigError, match="must not be negative"):
+    with pytest.raises(ConfigError, match="expected floor, likelihood_floor ≥ 0"):
         FloorNoise(floor=-0.1)
 
 

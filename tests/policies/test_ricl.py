@@ -326,7 +326,7 @@ def test_it_does_what_is_shown_under_words_it_never_read():
     [
         ({"observation": {STATE: Feature((4,)), TASK: FEATURES[TASK]}}, r"observation\.state.*\(3,\).*\(4,\)"),
         ({"observation": {TASK: FEATURES[TASK]}}, r"the policy needs 'observation\.state'"),
-        ({"dt": 0.1}, r"dt: the policy acts every 0\.05 s, the dataset has a frame every 0\.1 s"),
+        ({"dt": 0.1}, r"dt: the policy has a step every 0\.05 s, the dataset every 0\.1 s"),
         ({"action_spec": replace(ACTIONS, frame="world")}, r"action\.frame"),
         ({"tasks": ("run", "jump", "sing")}, r"it demonstrates jump; run; sing, and .* go left; .* to the letter"),
     ],

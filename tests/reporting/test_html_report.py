@@ -136,6 +136,25 @@ def test_several_runs_and_named_headline(tmp_path):
         write_report(runs, tmp_path / "r.html", names=("best", "seed0/base"))
 
 
+def test_more_than_two_runs_are_listed_not_compared(tmp_path):
+    """The first and the last run of a list may be training seeds of two algorithms."""
+    runs = [tmp_path / name for name in ("old-s0", "old-s1", "new-s0", "new-s1")]
+    for i, run in enumerate(runs):
+        run.mkdir()
+        make_rows([True] * (99 - 20 * i) + [False] * (1 + 20 * i)).save(run / "episodes.csv")
+    page = Page(write_report(runs, tmp_path / "r.html"))
+    assert "4 runs. Compare two with robopolicy compare a=… b=…" in page.text
+    assert "McNemar" not in page.text and all(rate in page.text for rate in ("99.0%", "79.0%", "59.0%", "39.0%"))
+    assert "old-s1 is better" not in page.text
+    page = Page(write_report(runs[:2], tmp_path / "r.html"))
+    assert "old-s0 is better" in page.text
+    (runs[2] / "config.yaml").write_text(f"base: {runs[1]}\n")
+    page = Page(write_report(runs, tmp_path / "r.html"))
+    assert "old-s1 is better" in page.text and "2 more evaluations are below" in page.text
+    (runs[3] / "config.yaml").write_text(f"base: {runs[1]}\n")
+    assert "McNemar" not in Page(write_report(runs, tmp_path / "r.html")).text
+
+
 def test_evaluations_that_cannot_be_paired_are_not(tmp_path):
     run = tmp_path / "run"
     run.mkdir()

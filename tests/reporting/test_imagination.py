@@ -8,7 +8,7 @@ from pathlib import Path
 from robopolicy.reporting.imagination import _differing, imagination
 from robopolicy.reporting.run_reader import read_run
 
-SUCCESS = {"precision": 0.98, "recall": 0.9, "episodes": 60, "positives": 20}
+SUCCESS = {"precision": 0.98, "early": 0.015, "recall": 0.9, "episodes": 60, "positives": 20}
 TRUST = {"flagged_episodes": 0.05, "spearman_uncertainty_error": 0.61}
 OPEN_LOOP = {
     "1": {"model": 0.01, "linear": 0.02, "copy_last": 0.04, "windows": 9},
@@ -50,6 +50,7 @@ def test_all_that_a_run_in_imagination_left(tmp_path: Path) -> None:
     assert "<tr><td class=n>1<td class=n>0.0100<td class=n>0.0200<td class=n>0.0400" in page
     assert "<tr><td class=n>50<" not in page, "no episode was that long"
     assert "no better than copied<dd>5 steps: y" in page
+    assert "precision 0.980, early alarms 0.015, recall 0.900" in page
 
 
 def test_pictures_that_were_imagined(tmp_path: Path) -> None:

@@ -37,6 +37,15 @@ def test_page_shows_failure_as_plainly_as_success(tmp_path):
     assert "| refined | success rate | 0 | 96.0% | 93.9% – 97.4% | 500 |  |  | a\\|b |" in page
     assert "robopolicy train task=pick" in page and "commit abc123, 2 cores" in page
     assert "img/results/pick.svg" in page
+    heading, command, rows = (page.index(text) for text in ('id="pick"', "```sh\nrobopolicy train task=pick", "Rows: "))
+    assert heading < command < rows < page.index("img/results/pick.svg") and page.count("```sh") == 1
+    assert "is called" not in page
+
+
+def test_renamed_options_are_named(tmp_path):
+    page = generate(docs_with(tmp_path, [rate(480, 0, notes="algo=residual_fast, policy=tuned_steps")]))
+    text = page[tmp_path / "docs" / "results.md"]
+    assert "`algo=residual_fast` is called `algo=residual` now." in text and "policy=finetuned" not in text
 
 
 def test_check_mode_fails_when_the_page_is_not_what_the_rows_give(tmp_path, capsys):

@@ -381,9 +381,9 @@ def test_a_policy_of_many_tasks_is_evaluated_on_each(run, tmp_path):
 
 
 def test_what_does_not_belong_together_is_refused(run):
-    with pytest.raises(ConfigError, match="brings its own tasks"):
+    with pytest.raises(ConfigError, match="has its own tasks"):
         evaluate(checkpoint=run, suite=POINTS, name="x")
-    with pytest.raises(ConfigError, match="brings its own tasks"):
+    with pytest.raises(ConfigError, match="has its own tasks"):
         evaluate(checkpoint=run, suite=POINTS, sampling={"sampling_steps": 1})
     with pytest.raises(ConfigError, match="are for suites"):
         evaluate(checkpoint=run, jobs=2)

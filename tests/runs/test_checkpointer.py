@@ -26,7 +26,7 @@ from robopolicy.policies import io
 from robopolicy.policies.base import Policy
 from robopolicy.policies.factory import build_policy
 from robopolicy.policies.normalizer import Normalizer
-from robopolicy.runs.checkpointer import MIGRATIONS, Checkpointer, load_policy, save_policy
+from robopolicy.runs.checkpointer import FORMAT, MIGRATIONS, Checkpointer, load_policy, save_policy
 from robopolicy.runs.run_dir import has_checkpoint
 from robopolicy.utils import storage
 from robopolicy.utils.storage import read_tensors, write_tensors
@@ -215,7 +215,7 @@ def diverged(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (truncate, r"model\.safetensors is damaged: expected \d+ bytes, found \d+"),
+        (truncate, r"model\.safetensors is damaged: \d+ bytes, expected \d+"),
         (flip, r"model\.safetensors is damaged: its sha256"),
         (lambda f: (f / "model.safetensors").unlink(), r"model\.safetensors is missing"),
         (lambda f: (f / "spec.json").unlink(), r"spec\.json is missing"),
@@ -406,13 +406,25 @@ def test_all_damaged_is_an_error_not_a_fresh_start(tmp_path: Path) -> None:
             Checkpointer(tmp_path).latest()
 
 
-def test_state_of_a_newer_format_is_refused(tmp_path: Path) -> None:
-    Checkpointer(tmp_path).save(1, policy=gaussian(), state={})
-    folder = tmp_path / "checkpoints" / "step_0000000001"
-    edit_json(folder / "checkpoint.json", format=99, robopolicy="9.9")
-    rehash(folder)
-    with pytest.raises(CheckpointError, match=r"format 99 \(robopolicy 9\.9\)"):
+@pytest.mark.parametrize("format", [FORMAT - 1, 99])
+def test_state_of_another_format_is_refused(tmp_path: Path, format: int) -> None:
+    of_format(tmp_path, format)
+    with pytest.raises(CheckpointError, match=rf"format {format} \(robopolicy 9\.9\)"):
         Checkpointer(tmp_path).latest()
+
+
+def test_state_of_an_older_format_is_migrated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(MIGRATIONS, FORMAT - 1, lambda state: {**state, "new": True})
+    of_format(tmp_path, FORMAT - 1)
+    assert Checkpointer(tmp_path).latest() == {"step": 1, "new": True}
+
+
+def of_format(run_dir: Path, format: int) -> None:
+    """Write a checkpoint whose training state claims to be of `format`."""
+    Checkpointer(run_dir).save(1, policy=gaussian(), state={"step": 1})
+    folder = run_dir / "checkpoints" / "step_0000000001"
+    edit_json(folder / "checkpoint.json", format=format, robopolicy="9.9")
+    rehash(folder)
 
 
 def test_saving_a_step_again_never_touches_the_one_before(tmp_path: Path) -> None:
@@ -523,13 +535,6 @@ def test_first_ctrl_c_asks_and_save_raises_once_all_is_on_disk(tmp_path: Path) -
             signal.raise_signal(signal.SIGINT)
     assert signal.getsignal(signal.SIGINT) is handler
     assert Checkpointer(tmp_path).latest() == {"step": 3}
-
-
-def test_on_policy_states_of_format_2_begin_to_watch_for_a_decline() -> None:
-    state = {"collector": {}, "done": 3}
-    found = MIGRATIONS[2](state)
-    assert found == {**state, "decline": {"recent": [], "first": None, "said": False}}
-    assert MIGRATIONS[2]({"step": 3}) == {"step": 3}, "imitation has none"
 
 
 def test_a_copy_of_a_checkpoint_is_left_alone(tmp_path: Path) -> None:

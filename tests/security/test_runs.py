@@ -192,9 +192,11 @@ def test_a_text_that_is_no_path_names_nothing(tmp_path: Path, text: str) -> None
     assert not same_input(tmp_path, "base", str(tmp_path), text)
 
 
-def test_a_base_that_is_no_path_is_another_run(run: Path) -> None:
-    b = says(run, "base: ~nosuchuser/x\n")
-    assert compare._names(PolicyRef(run, run, run, "a"), b) == ("a", "run")
+@pytest.mark.parametrize("base", ["~nosuchuser/x", "''"])
+def test_a_base_that_is_no_path_is_another_run(run: Path, base: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = compare._base(says(run, f"base: {base}\n"))
+    monkeypatch.chdir(run)  # where "" leads
+    assert found.path is None and not found.is_at(Path(), PolicyRef(run, None, run, "a"))
 
 
 # --- tasks ----------------------------------------------------------------------------------------------------------

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from robopolicy.cli.main import main
-from robopolicy.training.loop_state import RegressionMonitor, due, next_due, solved
+from robopolicy.training.loop_state import LoopState, RegressionMonitor, due, next_due, solved
+from robopolicy.training.train import _shown
 
 ENV: Any = SimpleNamespace(num_envs=4, spec=SimpleNamespace(horizon=10))
 
@@ -40,6 +41,22 @@ def test_something_is_due_from_the_next_multiple_on(every: int, previous: int, f
     assert next_due(every, previous) == first
     assert due(every, previous, first) and due(every, previous, first + 3) and not due(every, previous, first - 1)
     assert not due(0, previous, 10**9), "never"
+
+
+def test_success_is_shown_from_the_hundredth_episode_on() -> None:
+    class State(LoopState):
+        advice = ""
+
+    state = State()
+    assert state.success == {}
+    state.recent.extend([0.0] * 99)
+    assert state.success == {}, "the first to end are the short ones"
+    state.recent.extend([1.0] * 43)
+    assert state.success == {"success": 0.43}
+
+
+def test_steps_are_written_in_full() -> None:
+    assert [_shown(v) for v in (12000, 12000.0, 0.123456, 1234567)] == ["12000", "12000", "0.1235", "1234567"]
 
 
 @pytest.mark.slow

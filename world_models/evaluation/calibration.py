@@ -16,6 +16,7 @@ from robopolicy.world_models.evaluation.validation import (
     Rollout,
     copy_last,
     dream,
+    episode_scores,
     fit_linear,
     open_loop,
     per_episode,
@@ -43,17 +44,15 @@ def assess(
     world.eval()
     _rank(world, calibration)
     world.success.calibrate(success_windows(world, calibration))
-    called, truth = per_episode(scores(world, calibration), calibration), succeeded(calibration)
-    world.success.threshold.fill_(choose_threshold(called, truth, world.success.precision))
+    called = episode_scores(scores(world, calibration), calibration)
+    world.success.threshold.fill_(choose_threshold(called, world.success.precision))
     most = per_episode(uncertainties(world, calibration)[0], calibration)
     world.bound.copy_(torch.quantile(most, believed))
 
     uncertainty, error = uncertainties(world, validation)
     known = ~error.isnan()
     flagged = uncertainty > world.bound
-    outcome = verdict(
-        per_episode(scores(world, validation), validation), succeeded(validation), float(world.success.threshold)
-    )
+    outcome = verdict(episode_scores(scores(world, validation), validation), float(world.success.threshold))
     state = train.obs[STATE]
     std = torch.where(state.std(0) > 0, state.std(0), 1.0)
     wrap = getattr(getattr(world.dynamics, "state_transform", None), "wrap", lambda x: x)
@@ -121,13 +120,13 @@ def faults(report: dict[str, Any]) -> list[str]:
     """Return the reasons not to train in the model, one sentence each.
 
     Open-loop errors not below those of copying the last state, images no better than copied ones at any horizon, and a
-    success classifier below its required precision: every false alarm is a reward.
+    success classifier below its required precision: every false alarm, an early one too, is a reward.
     """
     found, success = [], report["success"]
     if success["recall"] == 0.0 or success["precision"] < success["wanted"]:
         found.append(
             f"success: precision {success['precision']:.3g} where {success['wanted']:g} was wanted, "
-            f"recall {success['recall']:.3g}, over {success['positives']} held-out successes"
+            f"{_early(success)}recall {success['recall']:.3g}, over {success['positives']} held-out successes"
         )
     for k, errors in report["open_loop"].items():
         if errors["windows"] and not errors["model"] < errors["copy_last"]:
@@ -163,14 +162,19 @@ def summary(report: dict[str, Any]) -> str:
         lines.append(f"  {key}, dB (model · copy-last): {said}")
     s, t = report["success"], report["trust"]
     lines.append(
-        f"success: precision {s['precision']:.3f}, recall {s['recall']:.3f} over {s['episodes']} episodes with "
-        f"{s['positives']} successes"
+        f"success: precision {s['precision']:.3f}, {_early(s)}recall {s['recall']:.3f} over {s['episodes']} episodes "
+        f"with {s['positives']} successes"
     )
     lines.append(
         f"uncertainty: bound {t['bound']:.3g} ends {100 * t['flagged_episodes']:.1f}% of held-out episodes; rank "
         f"correlation with the error {t['spearman_uncertainty_error']:.2f}"
     )
     return "\n".join(lines)
+
+
+def _early(success: dict[str, Any]) -> str:
+    """Return the share of early alarms as text; reports of older models have none."""
+    return f"early alarms {success['early']:.3g}, " if "early" in success else ""
 
 
 def _rank(world: World, episodes: Episodes) -> None:

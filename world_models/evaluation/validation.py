@@ -11,6 +11,7 @@ from robopolicy.core.rng import keyed_uniform
 from robopolicy.core.types import STATE
 from robopolicy.datasets.episodes import Episodes
 from robopolicy.world_models.models.dynamics import History
+from robopolicy.world_models.models.success import EpisodeScores
 from robopolicy.world_models.models.world import World
 
 HORIZONS = (1, 5, 20, 50)  # steps of the open-loop error
@@ -147,6 +148,18 @@ def per_episode(values: Tensor, episodes: Episodes) -> Tensor:
     """Return [E] highest of `values` [F] in each episode."""
     out = torch.full((episodes.num_episodes,), -torch.inf, dtype=values.dtype)
     return out.scatter_reduce(0, episodes.episode_of, values, "amax")
+
+
+def episode_scores(values: Tensor, episodes: Episodes) -> EpisodeScores:
+    """Return the highest of the scores `values` [F] of each episode, before success first held and since."""
+    held = episodes.success.long().cumsum(0)
+    before = torch.cat([held.new_zeros(1), held])[episodes.starts[:-1]]  # [E] successes in earlier episodes
+    since = held > before[episodes.episode_of]
+    return EpisodeScores(
+        per_episode(torch.where(since, -torch.inf, values), episodes),
+        per_episode(torch.where(since, values, -torch.inf), episodes),
+        succeeded(episodes),
+    )
 
 
 def succeeded(episodes: Episodes) -> Tensor:

@@ -112,9 +112,7 @@ class ChunkTransformer(StateDynamics):
         super().__init__()
         check_sizes({"width": width, "block": block})
         if width % attention_heads:
-            raise ConfigError(
-                f"world_model.width: expected a multiple of attention_heads={attention_heads}, found {width}"
-            )
+            raise ConfigError(f"world_model.width: expected a multiple of {attention_heads=}, found {width}")
         self.spec, self.chunk_size, self.unroll = spec, chunk, chunk * chunks
         self.heads, self.modes, self.min_spread, self.block = heads, modes, min_spread, block
         self.state_transform = StateTransform(spec.observation[STATE], spec.action, periods=periods, fine=fine)

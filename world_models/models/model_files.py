@@ -87,13 +87,9 @@ class ModelFiles:
         meta, report = read_json(folder / f"{self.name}.json"), read_json(folder / "report.json", finite=False)
         again = f"Train it again, or use the version that wrote it ({meta.get('robopolicy')})."
         if meta.get("format") != self.format:
-            raise CheckpointError(
-                f"{folder}: format {meta.get('format')!r}, this robopolicy reads {self.format}. {again}"
-            )
+            raise CheckpointError(f"{folder}: format {meta.get('format')!r}, expected {self.format}. {again}")
         if not report:
-            raise CheckpointError(
-                f"{folder}: its training has not ended. Repeat the command that began it: it goes on."
-            )
+            raise CheckpointError(f"{folder}: its training has not ended. Repeat its command: it goes on.")
         spec = read_spec(read_json(folder / "spec.json", finite=False))
         weights, where = folder / "model.safetensors", f"{folder}/{self.name}.json"
         check_numbers(meta.get(self.nodes), f"{where}: {self.nodes}")

@@ -77,9 +77,7 @@ class StateTransform(nn.Module):
         period = torch.zeros(size)
         for name, value in (periods or {}).items():
             if name not in self.names:
-                raise ConfigError(
-                    f"world_model.periods.{name}: the state has none of that name. {closest(name, self.names)}"
-                )
+                raise ConfigError(f"world_model.periods.{name}: no such element. {closest(name, self.names)}")
             period[self.names.index(name)] = value
         self.register_buffer("period", period)
         low, high = torch.tensor([action.low, action.high])

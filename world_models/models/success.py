@@ -9,13 +9,15 @@ empty hand resembles success too, and a policy in imagination exploits that. So 
 successes from mixtures with numbers of other states; a window unlike recorded successes is no success.
 
 Training uses more positives than the data has, so the output is a score, not a probability. An imagined episode
-succeeds where its score first passes the threshold. Precision and recall are therefore counted over held-out episodes:
-one false alarm in eighty frames is a false success.
+ends in success where its score first passes the threshold. Precision and recall are therefore counted over held-out
+episodes: one false alarm in eighty frames is a false success. That holds for an episode that succeeds later, too: in
+imagination an early alarm ends it with reward 1, so it counts as false.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -66,7 +68,7 @@ class SuccessClassifier(nn.Module):
         feature_dim: size of a latent's features.
         window: W latents before the newest; success may have to last that many steps more.
         weight_decay: AdamW's. Successes are few and their windows alike: without much of it they are learned by heart.
-        precision: of episodes, that the threshold shall reach on held-out data.
+        precision: of episodes, that the threshold shall reach on held-out data; early alarms count as false.
         alike: share of held-out successes that must count as like a success.
         min_positives: successful episodes that training needs; a quarter of that for each held-out part.
         width: of the hidden layers.
@@ -158,42 +160,54 @@ def supervised_contrast(embedding: Tensor, label: Tensor, *, temperature: float)
     return -per_sample.sum() / (count > 0).sum().clamp_min(1)
 
 
+class EpisodeScores(NamedTuple):
+    """Highest scores of E episodes, before success first held and since; −∞ where there is no such frame."""
+
+    before: Tensor  # [E]; of a failure: of the whole episode
+    since: Tensor  # [E]; the frame where success first held counts here; −∞ of a failure
+    success: Tensor  # [E] bool
+
+
 @dataclass(frozen=True)
 class SuccessVerdict:
-    """Separation of E episodes by a threshold on their highest score."""
+    """Alarms in E episodes by a threshold on their scores. An alarm is right from the first success on."""
 
     threshold: float
-    precision: float
-    recall: float
-    predicted: float  # share of episodes called successes
+    precision: float  # share of episodes with an alarm whose first alarm is right
+    early: float  # share of episodes with an alarm that succeed after their first alarm
+    recall: float  # share of successful episodes whose first alarm is right
+    predicted: float  # share of episodes with an alarm
     actual: float
     episodes: int
     positives: int
 
 
-def verdict(score: Tensor, success: Tensor, threshold: float) -> SuccessVerdict:
-    """Precision and recall over episodes: highest `score` [E] above `threshold` against `success` [E] bool."""
-    called = score > threshold
-    hits, n = int((called & success).sum()), len(score)
+def verdict(scores: EpisodeScores, threshold: float) -> SuccessVerdict:
+    """Compute precision and recall over episodes; an alarm before the true success counts as a false one."""
+    before, since = scores.before > threshold, scores.since > threshold
+    alarms, positives, n = int((before | since).sum()), int(scores.success.sum()), len(before)
+    hits = int((since & ~before).sum())
     return SuccessVerdict(
         threshold,
-        precision=hits / max(1, int(called.sum())),
-        recall=hits / max(1, int(success.sum())),
-        predicted=int(called.sum()) / max(1, n),
-        actual=int(success.sum()) / max(1, n),
+        precision=hits / max(1, alarms),
+        early=int((before & scores.success).sum()) / max(1, alarms),
+        recall=hits / max(1, positives),
+        predicted=alarms / max(1, n),
+        actual=positives / max(1, n),
         episodes=n,
-        positives=int(success.sum()),
+        positives=positives,
     )
 
 
-def choose_threshold(score: Tensor, success: Tensor, precision: float) -> float:
-    """Return the threshold between two scores [E] with the highest recall among those that reach `precision`.
+def choose_threshold(scores: EpisodeScores, precision: float) -> float:
+    """Return the threshold between two scores with the highest recall among those that reach `precision`.
 
     Where none reaches it, the one with the highest precision.
     """
-    edges = score.double().unique()
+    edges = torch.cat([scores.before, scores.since]).double()
+    edges = edges[edges > -torch.inf].unique()
     middle = torch.cat([edges[:1] - 1.0, (edges[1:] + edges[:-1]) / 2])
-    found = [verdict(score, success, float(t)) for t in middle]
+    found = [verdict(scores, float(t)) for t in middle]
     good = [v for v in found if v.precision >= precision and v.recall > 0] or [
         v for v in found if v.precision == max(f.precision for f in found)
     ]

@@ -142,9 +142,7 @@ def make_trajectories(spec: PolicySpec, node: dict[str, Any]) -> Trajectories:
     """
     made = build(node, "world_model", spec=spec, node=plain(node))
     if not isinstance(made, Trajectories):
-        raise ConfigError(
-            f"world_model: built a {type(made).__name__}, expected Trajectories: world_model=trajectories"
-        )
+        raise ConfigError(f"world_model: built a {type(made).__name__}, expected world_model=trajectories")
     return made
 
 

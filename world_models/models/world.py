@@ -100,9 +100,7 @@ def make_world(spec: EnvSpec, nodes: dict[str, Any]) -> World:
     """
     dynamics = build(nodes["world_model"], "world_model", spec=spec)
     if not isinstance(dynamics, Dynamics):
-        raise ConfigError(
-            f"world_model: built a {type(dynamics).__name__}, expected a Dynamics (world_models/models/dynamics.py)"
-        )
+        raise ConfigError(f"world_model: built a {type(dynamics).__name__}, expected a Dynamics")
     success = build(nodes["success"], "success", feature_dim=dynamics.feature_dim)
     return World(spec, dynamics, success, nodes=nodes)
 

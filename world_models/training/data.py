@@ -16,8 +16,9 @@ from torch import Tensor
 
 from robopolicy.core.errors import ConfigError, DataError, SpecError, closest
 from robopolicy.core.rng import keyed_uniform, step_seed
-from robopolicy.core.specs import PolicySpec, check_action_spec, check_features, with_cameras
-from robopolicy.core.types import STATE, EnvSpec, Feature
+from robopolicy.core.specs import with_cameras
+from robopolicy.core.types import STATE, Feature
+from robopolicy.datasets.compatibility import misfits
 from robopolicy.datasets.episodes import Episodes, concatenate
 from robopolicy.datasets.lerobot_reader import dataset_features, load_episodes
 from robopolicy.world_models.models.dynamics import Dynamics, History
@@ -39,18 +40,6 @@ class Mixture:
     def take(self, mask: Tensor) -> Mixture:
         """Only the episodes of `mask` [E] bool."""
         return replace(self, episodes=take(self.episodes, mask), source=self.source[mask])
-
-
-def misfits(
-    needed: Episodes | EnvSpec | PolicySpec, offered: Episodes | EnvSpec | PolicySpec, *, needs: str, offers: str
-) -> list[str]:
-    """Return all differences in features, actions and rate, one sentence each; `needs` and `offers` name both sides."""
-    one, other = (x.action_spec if isinstance(x, Episodes) else x.action for x in (needed, offered))
-    problems = check_features(needed.observation, offered.observation, needs=needs, offers=offers)
-    problems += check_action_spec(one, other, needs=needs, offers=offers)
-    if not abs(needed.dt - offered.dt) <= 1e-6:
-        problems.append(f"dt: {needs} has a step every {needed.dt} s, {offers} every {offered.dt} s")
-    return problems
 
 
 def load_source(
@@ -81,9 +70,7 @@ def mix(sources: Mapping[str, Episodes], weights: Mapping[str, float]) -> Mixtur
         DataError: a source without recorded outcomes: nothing tells success from failure.
     """
     if not sources:
-        raise ConfigError(
-            "dataset: a world model is trained on data. Give dataset=<path>, or several: loop.data.<name>=<path>."
-        )
+        raise ConfigError("dataset: there is no data. Give dataset=<path>, or several: loop.data.<name>=<path>.")
     for name in weights:
         if name not in sources:
             raise ConfigError(f"loop.mix_weights.{name}: there is no such source. {closest(name, sources)}")

@@ -19,13 +19,14 @@ from robopolicy.core.errors import ConfigError, SpecError
 from robopolicy.core.rng import step_seed
 from robopolicy.core.specs import PolicySpec
 from robopolicy.core.types import BASE_ACTION, STATE, TASK, Obs
+from robopolicy.datasets.compatibility import misfits
 from robopolicy.datasets.episodes import Episodes, concatenate
 from robopolicy.policies.base import LikelihoodPolicy, Policy
 from robopolicy.policies.normalizer import ACTION
 from robopolicy.world_models.envs.starts import made_from
 from robopolicy.world_models.models.trajectories import Guide, Trajectories, load_trajectories, unguided
 from robopolicy.world_models.models.windows import Window
-from robopolicy.world_models.training.data import load_source, misfits
+from robopolicy.world_models.training.data import load_source
 
 _STREAM = 9403
 _SEED_BITS = 40

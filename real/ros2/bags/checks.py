@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from robopolicy.real.datasets.converted import UnusableError
+from robopolicy.datasets.converted import UnusableError
 
 Array = NDArray[np.float64]
 FASTER, SLOWER = 1.35, 0.75  # of the wiring's rate; beyond it is another topic, or one that was lost on its way

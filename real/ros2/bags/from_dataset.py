@@ -17,13 +17,13 @@ from numpy.typing import NDArray
 
 from robopolicy.core.errors import DataError, closest
 from robopolicy.core.types import IMAGES, STATE, TASK
+from robopolicy.datasets.converted import Converted
 from robopolicy.datasets.episodes import Episodes
 from robopolicy.datasets.lerobot_reader import load_episodes
 from robopolicy.datasets.metadata import num_episodes
 from robopolicy.datasets.source import DatasetInfo
 from robopolicy.datasets.tables import read_table
 from robopolicy.real.datasets.bag_options import BagOptions
-from robopolicy.real.datasets.converted import Converted
 from robopolicy.real.ros2.bags.checks import FASTER, SLOWER
 from robopolicy.real.ros2.bags.messages import BEGIN, BagEpisode, S, messages_of, per_step
 from robopolicy.real.ros2.bags.to_dataset import RATE_KEY, SUCCESS_KEY, TASK_KEY

@@ -18,7 +18,7 @@ from robopolicy.real.ros2.bags.checks import Stream, newest
 from robopolicy.real.ros2.bags.reader import Bag, Item, decode, stamp_of, type_name
 from robopolicy.real.ros2.images import ImageReader, message_type, size_of
 from robopolicy.real.ros2.wiring import CameraTopic, Topic, Wiring
-from robopolicy.real.safety import SafetyError, load_profile
+from robopolicy.real.safety import SafetyError
 
 Array = NDArray[np.float64]
 
@@ -36,7 +36,7 @@ class Streams:
 
     def __init__(self, bag: Bag, wiring: Wiring, *, commanded: bool, image_size: tuple[int, int] | None) -> None:
         self.bag, self.wiring, self.commanded = bag, wiring, commanded
-        self._profile = load_profile(wiring.limits)
+        self._profile = wiring.profile()
         self.states = self._states()
         self.commands = self._commands() if commanded else None
         self.feature_names: list[str] = []
@@ -192,7 +192,7 @@ class Streams:
         if name is None or first is None:
             return None
         self.feature_names = list(decode(first, JointState).name)
-        order = JointOrder(self.feature_names)
+        order = JointOrder(self.feature_names, what="features")
         return self._stream(name, JointState, lambda m: order.arrange(list(m.name), m.position))
 
     def _simple(self, role: str, kind: type) -> Stream | None:

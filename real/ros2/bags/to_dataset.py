@@ -16,14 +16,13 @@ from numpy.typing import NDArray
 
 from robopolicy.core.errors import ConfigError, DataError
 from robopolicy.core.types import STATE, TASK, ActionSpec, Feature
+from robopolicy.datasets.converted import Converted, UnusableError, add_episode
 from robopolicy.datasets.lerobot_writer import DatasetWriter
 from robopolicy.real.datasets.bag_options import BagOptions
-from robopolicy.real.datasets.converted import Converted, UnusableError, add_episode
 from robopolicy.real.ros2.bags.checks import check_stream
 from robopolicy.real.ros2.bags.reader import Bag, bags_in
 from robopolicy.real.ros2.bags.streams import Streams
 from robopolicy.real.ros2.wiring import Wiring, load_wiring
-from robopolicy.real.safety import load_profile
 from robopolicy.sim.arm import FINGER_STROKE
 
 Array = NDArray[np.float64]
@@ -117,7 +116,7 @@ def _rate_of(bags: list[Bag], options: BagOptions) -> float:
 
 def action_of(wiring: Wiring) -> ActionSpec:
     """Absolute targets of all joints and, where there is one, of the gripper's opening."""
-    profile = load_profile(wiring.limits)
+    profile = wiring.profile()
     grip = bool(wiring.gripper)
     names = [f"{joint}.pos" for joint in profile.joints]
     return ActionSpec(
@@ -131,7 +130,7 @@ def action_of(wiring: Wiring) -> ActionSpec:
 
 def features_of(streams: Streams, wiring: Wiring) -> dict[str, Feature]:
     """Build the observations of a policy."""
-    joints = load_profile(wiring.limits).joints
+    joints = wiring.profile().joints
     names = [f"{j}.{what}" for what in ("pos", "vel") for j in joints] + ["gripper.pos"] * bool(wiring.gripper)
     names += streams.feature_names
     images = {key: Feature(shape, "uint8") for key, shape in streams.shapes.items()}

@@ -1,4 +1,6 @@
-"""For a full ROS 2 installation: ros2 launch <this file> checkpoint:=runs/pick_residual wiring:=fr3 [python:=…]
+"""For a full ROS 2 installation:
+
+    ros2 launch <this file> checkpoint:=runs/pick_residual wiring:=fr3 [namespace:=cell1] [python:=…]
 
 Starts the policy node and configures it. Nothing moves before an operator enables and activates it:
 
@@ -10,7 +12,7 @@ import launch
 from launch.actions import DeclareLaunchArgument, EmitEvent, ExecuteProcess, RegisterEventHandler, TimerAction
 from launch.event_handlers import OnProcessExit, OnProcessStart
 from launch.events import Shutdown
-from launch.substitutions import LaunchConfiguration
+from launch.substitutions import LaunchConfiguration, PythonExpression
 
 
 def generate_launch_description() -> launch.LaunchDescription:
@@ -20,10 +22,12 @@ def generate_launch_description() -> launch.LaunchDescription:
             LaunchConfiguration("python"), "-m", "robopolicy.real.ros2.policy_node",
             "--checkpoint", LaunchConfiguration("checkpoint"),
             "--wiring", LaunchConfiguration("wiring"), "--options", LaunchConfiguration("options"),
+            "--ros-args", "-r", ["__ns:=/", LaunchConfiguration("namespace")],
         ],
         output="screen",
     )  # fmt: skip
-    configure = ExecuteProcess(cmd=["ros2", "lifecycle", "set", "/policy_node", "configure"], output="screen")
+    name = PythonExpression(["'/' + '", LaunchConfiguration("namespace"), "/policy_node'.lstrip('/')"])
+    configure = ExecuteProcess(cmd=["ros2", "lifecycle", "set", name, "configure"], output="screen")
     return launch.LaunchDescription(
         [
             DeclareLaunchArgument("checkpoint", description="run directory, checkpoint or policy directory"),
@@ -31,6 +35,7 @@ def generate_launch_description() -> launch.LaunchDescription:
             DeclareLaunchArgument(
                 "options", default_value="{}", description="JSON: fields of DeployConfig, e.g. safety"
             ),
+            DeclareLaunchArgument("namespace", default_value="", description="of the node, without a slash before it"),
             DeclareLaunchArgument("python", default_value="python3", description="that has robopolicy installed"),
             node,
             RegisterEventHandler(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from robopolicy.core.errors import ConfigError, DataError
 from robopolicy.core.types import STATE
 from robopolicy.datasets.checks import Defect, raise_defects
+from robopolicy.datasets.converted import Converted
 from robopolicy.datasets.files import visible
 from robopolicy.datasets.hdf5 import maniskill, minari, robomimic
 from robopolicy.datasets.hdf5.contents import Contents, Group, Trajectory, opened
@@ -23,14 +24,6 @@ _ENDINGS = (".h5", ".hdf5")
 
 
 FORMATS = {"robomimic": robomimic, "Minari": minari, "ManiSkill": maniskill}
-
-
-class ConvertedFiles(NamedTuple):
-    """Result of a conversion."""
-
-    episodes: int
-    frames: int
-    left_out: dict[str, str]  # episode → why
 
 
 def find_hdf5(recording: Path) -> Path | None:
@@ -50,7 +43,7 @@ def find_hdf5(recording: Path) -> Path | None:
 
 def convert_hdf5(
     path: Path, out: Path, options: Hdf5Options, *, only_success: bool = False, overwrite: bool = False
-) -> ConvertedFiles:
+) -> Converted:
     """Write a file as a dataset; everything is checked before the first episode is written.
 
     Raises:
@@ -90,7 +83,7 @@ def convert_hdf5(
     print(f"{contents.format}: {writer.num_episodes} episodes, {frames} frames at {plan.rate_hz:g} Hz in {out}"
           + (f"; not taken: {', '.join(plan.left)}" if plan.left else "")
           + "".join(f"\n  left out {name}: {why}" for name, why in left_out.items()))  # fmt: skip
-    return ConvertedFiles(writer.num_episodes, frames, left_out)
+    return Converted(out, writer.num_episodes, frames, 0, left_out)
 
 
 def inspect_hdf5(path: Path) -> tuple[Contents, list[Defect]]:

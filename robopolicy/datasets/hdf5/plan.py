@@ -62,9 +62,7 @@ def plan_of(contents: Contents, path: Path, options: Hdf5Options) -> ConversionP
         raise DataError(f"{path}: {first.name}: actions must be [T Da], found {first.action.shape}")
     said, given = contents.rate_hz, options.rate_hz
     if said is not None and given is not None and not abs(float(said) - given) <= 1e-6:
-        raise ConfigError(
-            f"hdf5.rate_hz={given:g}: {path} was recorded at {said:g} Hz, as it says itself. Leave it out."
-        )
+        raise ConfigError(f"hdf5.rate_hz={given:g}: {path} says that it was recorded at {said:g} Hz. Leave it out.")
     missing: dict[str, str] = {}
     if said is None and given is None:
         missing["rate_hz"] = "<control steps a second>" + contents.rate_hint
@@ -143,9 +141,7 @@ def _columns(contents: Contents, options: Hdf5Options) -> tuple[tuple[str, ...],
     vectors = [k for k, v in offered.items() if v.dtype.kind in "fiub" and len(v.shape) in (1, 2)]
     for key in options.state:
         if key not in vectors:
-            raise ConfigError(
-                f"hdf5.state: no vector {key!r} over time among the observations. {closest(key, vectors)}"
-            )
+            raise ConfigError(f"hdf5.state: no vector {key!r} over time is observed. {closest(key, vectors)}")
     usual = contents.usual if contents.usual and set(contents.usual) <= set(vectors) else tuple(vectors)
     state = options.state or usual
     cameras = _cameras(sorted(pictures))

@@ -11,7 +11,8 @@ import torch
 
 from robopolicy.config.schema import Count
 from robopolicy.core.errors import CheckpointError
-from robopolicy.core.types import BASE_ACTION, IMAGES, TASK, Feature
+from robopolicy.core.types import BASE_ACTION, ENV_STATE, IMAGES, TASK, Feature
+from robopolicy.policies.base import with_bases
 from robopolicy.policies.find import find_policy, is_ours
 from robopolicy.policies.io import load_policy
 from robopolicy.policies.lerobot.find import CONFIG, WEIGHTS
@@ -60,11 +61,8 @@ def export(
             f"{checkpoint}: format=native: LeRobot has no type for a {type(policy).__name__}; expected a policy of its "
             "own that was fine-tuned through its chain. Leave format out, or give format=robopolicy."
         )
-    chain = [policy]
-    while chain[-1].base is not None:
-        chain.append(chain[-1].base)
     features: dict[str, Feature] = {}
-    for member in chain:
+    for member in with_bases(policy):
         features |= {k: f for k, f in member.spec.observation.items() if k not in (BASE_ACTION, TASK)}
     config: dict[str, Any] = {
         "type": "robopolicy",
@@ -115,4 +113,5 @@ def _renamed(policy: LeRobotFlow) -> dict[str, str]:
 
 
 def _feature(key: str, feature: Feature) -> dict[str, Any]:
-    return {"type": "VISUAL" if key.startswith(IMAGES) else "STATE", "shape": list(feature.shape)}
+    kind = "VISUAL" if key.startswith(IMAGES) else "ENV" if key == ENV_STATE else "STATE"
+    return {"type": kind, "shape": list(feature.shape)}

@@ -216,9 +216,7 @@ def check_flow(settings: Any) -> None:
         if getattr(settings, name, False):
             raise SpecError(f"config.json: {name}=true changes actions in a way that a chain is not fine-tuned through")
     if settings.rtc_config is not None and settings.rtc_config.enabled:
-        raise SpecError(
-            "config.json: rtc_config.enabled=true: chunks are continued by the executor here; set it to null"
-        )
+        raise SpecError("config.json: rtc_config.enabled=true: the executor continues chunks here; set it to null")
 
 
 def opened(base: LeRobotPolicy) -> LeRobotFlow:

@@ -121,7 +121,13 @@ def _features(
         enters, shape = entrance.get(key, key), tuple(feature.shape)
         ours = known.rename.get(enters, known.rename.get(key, enters))
         if ours == ENV_STATE and ours not in (env.observation if env else known.observation):
-            ours = STATE  # our datasets hold the state under this name too: see lerobot_writer.py
+            if known.repeats_state or _same_statistics(preprocessor, key, STATE):
+                ours = STATE  # our datasets hold the state under this name too: see lerobot_writer.py
+            elif env is not None:
+                clashes.append(
+                    f"{key!r}: its saved statistics are not those of {STATE!r}, so it is no copy. If it is one, say "
+                    f'annotate_policy(…, rename={{"{key}": "{STATE}"}}), of robopolicy.policies.lerobot.metadata'
+                )
         wanted = Feature(shape, "uint8" if feature.type.value == "VISUAL" else "float32")
         if (named := known.observation.get(ours)) is not None and named.shape == shape:
             wanted = named
@@ -131,6 +137,17 @@ def _features(
         features.setdefault(ours, wanted)
         inputs[enters] = ours
     return features, inputs, clashes
+
+
+def _same_statistics(preprocessor: Document, a: str, b: str) -> bool:
+    """Return whether the processor was saved with statistics of two keys, and the same for both."""
+    found: tuple[dict[str, Any], dict[str, Any]] = ({}, {})
+    for name, value in ((k, v) for tensors in preprocessor["state"].values() for k, v in tensors.items()):
+        key, _, statistic = name.rpartition(".")
+        for own, numbers in zip((a, b), found, strict=True):
+            if key == own:
+                numbers[statistic] = value
+    return bool(found[0]) and found[0] == found[1]
 
 
 def _network(folder: Path, settings: Any) -> tuple[Any, str]:

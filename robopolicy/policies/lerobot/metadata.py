@@ -38,6 +38,7 @@ class PolicyMetadata:
     tasks: tuple[str, ...] | None = None
     observation: dict[str, Feature] = field(default_factory=dict)
     rename: dict[str, str] = field(default_factory=dict)  # LeRobot's key → ours
+    repeats_state: bool = False  # the dataset says that its ENV_STATE is a copy
 
 
 def read_metadata(folder: Path) -> PolicyMetadata:
@@ -68,7 +69,7 @@ def read_metadata(folder: Path) -> PolicyMetadata:
     says, dt = f"its dataset {Path(root).name}", 1.0 / source.fps
     if source.meta is None:
         return PolicyMetadata(says, None, dt, tasks, observation, rename)
-    return PolicyMetadata(says, source.meta.action, source.meta.dt, tasks, observation, rename)
+    return PolicyMetadata(says, source.meta.action, source.meta.dt, tasks, observation, rename, source.repeats_state)
 
 
 class _Note(Strict):

@@ -13,10 +13,11 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from robopolicy.core.errors import CheckpointError, ConfigError, SpecError
-from robopolicy.core.types import STATE, Obs
+from robopolicy.core.types import ENV_STATE, STATE, Obs
 from robopolicy.datasets.lerobot_writer import DatasetWriter
 from robopolicy.envs.wrappers import ChunkExecutor
 from robopolicy.evaluation.policy_ref import PolicyRef
@@ -365,6 +366,28 @@ def test_keys_are_renamed(folder: Path) -> None:
         annotate_policy(folder, action=ACTION, dt=0.05, rename={"observation.images.back": top})
 
 
+@pytest.fixture
+def apart(saved: dict[str, Any], tmp_path: Path) -> Path:
+    """An ACT whose environment state has other statistics than its state."""
+    folder = Path(shutil.copytree(saved["act"][0], tmp_path / "apart"))
+    for file in folder.glob("policy_*.safetensors"):
+        tensors = {k: v - 7.0 if k == f"{ENV_STATE}.mean" else v for k, v in load_file(file).items()}
+        save_file(tensors, file)
+    return folder
+
+
+def test_an_environment_state_of_its_own_is_no_second_state(apart: Path) -> None:
+    both = {**ENV.observation, ENV_STATE: ENV.observation[STATE]}
+    policy = load_policy(apart, env=env(observation=both))
+    obs = observations(1, 2, env(observation=both))
+    other = policy.act({**obs, ENV_STATE: obs[STATE]})
+    assert not torch.allclose(policy.act(obs), other)
+    with pytest.raises(SpecError, match=r"needs 'observation.environment_state'(?s:.)*saved statistics are not those"):
+        load_policy(apart, env=ENV)
+    annotate_policy(apart, action=ACTION, dt=0.05, rename={ENV_STATE: STATE})
+    assert torch.equal(load_policy(apart, env=ENV).act(obs), other)
+
+
 def test_the_training_data_says_what_actions_mean(folder: Path, tmp_path: Path) -> None:
     """Of a policy that was trained on a dataset of ours, while it is there."""
     root = tmp_path / "data"
@@ -470,6 +493,7 @@ def test_results_have_a_place(saved: dict[str, Any], hub: list[str], tmp_path: P
     assert newest.ident.split("@")[1] == before.split("@")[1]
     edit(run / "checkpoints" / "000100" / "pretrained_model" / "config.json", n_action_steps=2)
     assert PolicyRef.of(run / "checkpoints" / "000100", "latest", None).ident != before
+    assert PolicyRef.of(saved["act"][0], "latest", None).out.name == "act-results"
     with pytest.raises(ConfigError, match="is not inside a run of lerobot-train; say with out="):
-        PolicyRef.of(saved["act"][0], "latest", None)
+        PolicyRef.of(Path("hub:me/policy"), "latest", None)
     assert PolicyRef.of(Path("hub:me/policy"), "latest", tmp_path).name == "policy"

@@ -18,9 +18,9 @@ from robopolicy.real.control.joint_filter import SafetyFilter, without
 from robopolicy.real.control.joints import ActionDecoder, ChunkBuffer
 from robopolicy.real.control.robots import MujocoArm, Trouble
 from robopolicy.real.deploy import deploy, deployment
-from robopolicy.real.deploy.deploy import report
 from robopolicy.real.deploy.deploy_config import DeployConfig
 from robopolicy.real.deploy.simulated_arm import Episode, SimulatedArm
+from robopolicy.real.deploy.summary import report
 from robopolicy.real.safety import Mode, SafetyError, load_profile
 from robopolicy.real.safety.audit import joint_violations
 from robopolicy.real.safety.settings import Box

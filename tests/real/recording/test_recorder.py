@@ -22,9 +22,8 @@ from robopolicy.real.recording.recording import Recording, read
 from robopolicy.real.recording.records import describe, dumps
 from robopolicy.real.recording.replay import rebuild, replay, reproduce
 from robopolicy.real.safety import Mode, SafetyChain, load_profile
-from robopolicy.real.safety.decision import Measured
+from robopolicy.real.safety.decision import Measured, Patience
 from robopolicy.real.safety.risk import RiskCritic
-from robopolicy.real.safety.safety_mode import Patience
 from robopolicy.real.safety.settings import Box, Plane, settings_of
 from tests import toy
 from tests.real.adversary import targets

@@ -14,7 +14,7 @@ from robopolicy.real.ros2.continuity import Continuity, JumpError
 from robopolicy.real.ros2.publishers import ALIVE, Endpoint, PublisherError, Publishers, gid_of, with_info
 from robopolicy.real.ros2.wiring import load_wiring
 from robopolicy.real.safety import Mode, SafetyChain, load_profile
-from robopolicy.real.safety.safety_mode import Patience
+from robopolicy.real.safety.decision import Patience
 
 WIRING = load_wiring("mujoco_panda")
 DT = WIRING.tick_s

@@ -25,7 +25,7 @@ from robopolicy.real.ros2.remote_arm import RemoteArm
 from robopolicy.real.ros2.subscriptions import Subscriptions
 from robopolicy.real.ros2.timeline import Timeline
 from robopolicy.real.ros2.trajectory_stream import TrajectoryStream
-from robopolicy.real.safety import SafetyChain
+from robopolicy.real.safety import Mode, SafetyChain
 from tests.real.guards import FAILS, Guard, case_of, kill, with_patch
 from tests.real.ros2 import test_cdr as cdr
 from tests.real.ros2 import test_clock as clocks
@@ -106,7 +106,7 @@ GUARDS = [
           with_patch(images.test_a_picture_cannot_be_dated_before_the_arm_has_said_what_time_it_is)),
     Guard("stamps of the future", Stamps, "take", "if not age >= -self.ahead:", "if False:", stamp(-3600.0)),
     Guard("old stamps", Stamps, "take", "if not age <= self.latency + self.most:", "if False:", stamp(2.0)),
-    Guard("a latency that is not so", Stamps, "take", "if not age >= self.latency - self.most:", "if False:",
+    Guard("a latency that is not so", Stamps, "take", "not age >= self.latency - self.most", "False",
           with_patch(images.test_the_latency_of_a_camera_must_be_the_one_that_the_wiring_says, 0.05, "latency")),
     Guard("stamps that repeat themselves", Stamps, "take", "not stamp > self.last", "False", moment("repeated")),
     Guard("a last stamp of another time", Stamps, "take", "self.last <= time + self.ahead", "True",
@@ -122,6 +122,14 @@ GUARDS = [
           streams.test_no_plan_begins_before_a_simulated_arm_waits_for_it),
     Guard("a plan that would let simulated time go on", TrajectoryStream, "_begun", "if not arm.waiting:", "if False:",
           streams.test_no_plan_begins_before_a_simulated_arm_waits_for_it),
+    Guard("time that has not begun", TrajectoryStream, "_begun", "if self.early:", "if False:",
+          partial(streams.test_simulated_time_begins_with_the_first_plan_however_long_the_arm_went_on_before, 200, 1)),
+    Guard("a leap of a clock that is followed", Stamps, "take",
+          "if self.latency and not age >= self.latency - self.most:", "if not age >= self.latency - self.most:",
+          partial(streams.test_simulated_time_begins_with_the_first_plan_however_long_the_arm_went_on_before, 25, 1)),
+    Guard("an enable that is gone", RemoteArm, "awaits_enable", 'self.ages.silent("enable", now) > OVERDUE',
+          "False",
+          partial(streams.test_simulated_time_waits_for_an_enable_that_a_busy_machine_holds_up, 1.0, Mode.FAULT)),
     Guard("the median", ArmClock, "learn", "median + SLACK", "math.inf",
           partial(clocks.test_wrong_stamps_do_not_move_the_clock, 0.2, 10)),
     Guard("a window", ArmClock, "learn", "if len(self._recent) > self.window:", "if False:",

@@ -15,8 +15,7 @@ from robopolicy.real.ros2.timeline import MATCH, Timeline
 from robopolicy.real.ros2.wiring import load_wiring
 from robopolicy.real.safety import Mode, SafetyChain, SafetyError, load_profile
 from robopolicy.real.safety.audit import joint_violations
-from robopolicy.real.safety.decision import Measured
-from robopolicy.real.safety.safety_mode import Patience
+from robopolicy.real.safety.decision import Measured, Patience
 from robopolicy.sim.tasks import make_task
 from tests.real.streams import stream_of
 
@@ -375,6 +374,38 @@ def test_no_plan_begins_before_a_simulated_arm_waits_for_it():
     wire.run(1)
     wire.run(150)
     assert wire.stream.arm.mode is Mode.RUN and wire.speed > 0.1
+    wire.check()
+
+
+@pytest.mark.parametrize(("missed", "heard"), [(25, 1), (60, 1), (200, 1), (200, 0)])
+def test_simulated_time_begins_with_the_first_plan_however_long_the_arm_went_on_before(missed, heard):
+    """A busy machine let the arm's own clock go on: neither is its state too far ahead, nor the last enable old."""
+    wire = Wire(follow=True, inputs={"features": Patience(slow=0.05, hold=0.1, fault=1.0)})
+    wire.more = {"alone": True}
+    wire.begin()
+    wire.run(1)
+    wire.run(missed, node=False, states=False)
+    wire.run(heard)
+    wire.more = {}
+    wire.run(4, enable=False)
+    assert wire.stream.ticks > 0 and wire.stream.arm.mode is Mode.RUN, wire.unheard
+    assert wire.stream.arm.time < 4 * DT and wire.stream.arm.counts["missed"] == 0
+    assert wire.stream.reasons.keys() <= {"rate"} and wire.unheard.keys() <= {"ahead", "undated"}
+
+
+@pytest.mark.parametrize(("late", "mode"), [(0.3, Mode.RUN), (1.0, Mode.FAULT)])
+def test_simulated_time_waits_for_an_enable_that_a_busy_machine_holds_up(late, mode):
+    wire = Wire(follow=True)
+    wire.begin()
+    wire.run(150)
+    until = wire.now + late
+    while wire.now < until:
+        wire.step(enable=False, node=False)
+        while not wire.stream.pump(wire.now) and wire.now < until:  # this arm waits for every answer
+            wire.now += 0.01
+    assert wire.stream.arm.mode is mode
+    wire.run(100)
+    assert wire.stream.arm.mode is mode
     wire.check()
 
 

@@ -7,8 +7,7 @@ import pytest
 
 from robopolicy.real.safety import Mode, SafetyChain, SafetyError, load_profile
 from robopolicy.real.safety.audit import joint_violations
-from robopolicy.real.safety.decision import Measured
-from robopolicy.real.safety.safety_mode import Patience
+from robopolicy.real.safety.decision import Measured, Patience
 
 DT = 0.004
 

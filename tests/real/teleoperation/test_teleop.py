@@ -16,9 +16,10 @@ from robopolicy.core.errors import ConfigError, DataError
 from robopolicy.datasets.demonstrations import record_demos
 from robopolicy.datasets.lerobot_reader import load_episodes
 from robopolicy.real.datasets.convert import convert, frames_of
-from robopolicy.real.deploy.deploy import in_process, report
+from robopolicy.real.deploy.deploy import in_process
 from robopolicy.real.deploy.deploy_config import DeployConfig
-from robopolicy.real.deploy.deployment import Deployment
+from robopolicy.real.deploy.deployment import Deployment, limits_of
+from robopolicy.real.deploy.summary import report
 from robopolicy.real.recording.recorder import Recorder
 from robopolicy.real.recording.recording import read
 from robopolicy.real.recording.replay import reproduce
@@ -199,7 +200,7 @@ def test_deploy_lets_an_operator_in_and_ends_when_told(keys, monkeypatch, capsys
     monkeypatch.setattr(teleoperated_sim, "TeleoperatedSim", script.make)
     config = DeployConfig(checkpoint=tmp_path, safety=WIDE, operator="keyboard", drive=Drive(episode_s=0.3),
                           record=tmp_path / "r")  # fmt: skip
-    done = list(in_process(Deployment(config, env, Policy(env, SLOW), "", (3, 4, 5))))
+    done = list(in_process(Deployment(config, env, Policy(env, SLOW), "", (3, 4, 5), limits_of(config)[0])))
     ended = keys[0][1] == "x"
     assert len(done) == (1 if ended else 3) == len(list((tmp_path / "r").glob("*.mcap")))
     assert [e.helped > 0 for e in done][:2] == ([True] if ended else [True, False])

@@ -14,7 +14,7 @@ import robopolicy.sim.gym_envs
 from robopolicy import sim
 from robopolicy.core.errors import CheckpointError, ConfigError
 from robopolicy.core.rng import episode_seeds, keyed_normal
-from robopolicy.core.types import STATE, Stateful, VecEnv
+from robopolicy.core.types import ENV_STATE, STATE, Stateful, VecEnv
 from robopolicy.sim.gymnasium.adapter import GymVecEnv, adapt
 
 
@@ -169,6 +169,46 @@ def test_dict_observations_become_our_features():
     assert step.next_obs["observation.images.camera"][0].unique().tolist() == [3]
     assert step.obs["observation.images.camera"][0].unique().tolist() == [0]
     assert env.spec.observation[STATE].shape == (2,)
+
+
+class LeRobots(Counter):
+    """Shows what LeRobot's envs show; pictures in a box, or in a Dict of them."""
+
+    def __init__(self, cameras: bool = False, **others: Box):
+        super().__init__()
+        picture, number = Box(0, 255, (8, 6, 3), np.uint8), Box(-1e9, 1e9, (1,), np.float32)
+        pixels = Dict({"top": picture, "wrist": picture}) if cameras else picture
+        spaces = {"environment_state": number, "pixels": pixels, "agent_pos": Box(-1e9, 1e9, (2,), np.float32)}
+        self.observation_space = Dict({**spaces, **others})
+
+    def _obs(self):
+        found = {k: np.full(v.shape, self.count, v.dtype) for k, v in self.observation_space.spaces.items()
+                 if isinstance(v, Box)}  # fmt: skip
+        if "pixels" not in found:
+            found["pixels"] = {k: np.full((8, 6, 3), self.count, np.uint8) for k in ("top", "wrist")}
+        return found | {"environment_state": np.array([100 + self.count], np.float32)}
+
+
+@pytest.mark.parametrize("mode", [AutoresetMode.SAME_STEP, AutoresetMode.DISABLED])
+@pytest.mark.parametrize(("cameras", "names"), [(False, ["pixels"]), (True, ["top", "wrist"])])
+def test_lerobots_names_keep_their_meaning(mode, cameras, names):
+    envs = SyncVectorEnv([lambda: LeRobots(cameras)] * 2, autoreset_mode=mode)
+    env = adapt(envs, horizon=9)
+    assert env.spec.observation[STATE].names == ("agent_pos_0", "agent_pos_1")
+    assert env.spec.observation[ENV_STATE].names == ("environment_state_0",)
+    assert [k for k in env.spec.observation if "images" in k] == [f"observation.images.{name}" for name in names]
+    env.reset()
+    step = [env.step(torch.zeros(2, 1)) for _ in range(3)][-1]
+    assert (step.next_obs[STATE][0].tolist(), step.next_obs[ENV_STATE][0].tolist()) == ([3, 3], [103])
+    assert (step.obs[STATE][0].tolist(), step.obs[ENV_STATE][0].tolist()) == ([0, 0], [100])
+    assert step.next_obs[f"observation.images.{names[-1]}"].unique().tolist() == [3]
+    called = adapt(envs, horizon=9, names=("x", "y", "z")).spec.observation
+    assert (called[STATE].names, called[ENV_STATE].names) == (("x", "y"), ("z",))
+
+
+def test_next_to_other_boxes_lerobots_names_are_joined_like_them():
+    env = adapt(SyncVectorEnv([lambda: LeRobots(touch=Box(0, 1, (1,), np.float32))]), horizon=9)
+    assert ENV_STATE not in env.spec.observation and env.spec.observation[STATE].shape == (4,)
 
 
 def test_a_native_task_survives_the_round_trip():

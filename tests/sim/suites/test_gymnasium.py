@@ -154,7 +154,7 @@ def test_a_task_is_another_with_other_options():
 @pytest.mark.parametrize(
     ("how", "said"),
     [
-        ({"name": "Slid-v0"}, "no such Gymnasium id is registered. Did you mean 'Slide-v0'"),
+        ({"name": "Slid-v0"}, "no such id is registered. Did you mean 'Slide-v0'"),
         ({"name": "Slide-v0", "horizon": 7}, "expected 1 to 6 steps, found 7"),
         ({"name": "Slide-v0", "package": "os"}, "package='os': expected one of gym_pusht, gymnasium_robotics, or"),
     ],

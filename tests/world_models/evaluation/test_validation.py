@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -10,6 +12,7 @@ from robopolicy.world_models.evaluation.calibration import faults, no_better
 from robopolicy.world_models.evaluation.validation import (
     copy_last,
     dream,
+    episode_scores,
     fit_linear,
     open_loop,
     per_episode,
@@ -81,6 +84,16 @@ def test_per_episode_and_rank_correlation() -> None:
     assert succeeded(episodes).tolist() == [False, True]
 
 
+def test_scores_before_success_are_apart_from_those_since() -> None:
+    """A failure, a success in its second of four frames, which ends later, and one in its first."""
+    episodes = walk([2, 4, 1], success=[False, True, True])
+    episodes = replace(episodes, success=torch.tensor([False, False, False, True, False, True, True]))
+    found = episode_scores(torch.tensor([1.0, 3.0, -5.0, -2.0, 4.0, -1.0, 7.0]), episodes)
+    assert found.before.tolist() == [3.0, -5.0, -torch.inf]
+    assert found.since.tolist() == [-torch.inf, 4.0, 7.0]
+    assert found.success.tolist() == [False, True, True]
+
+
 def test_a_model_that_is_not_to_be_learned_in_is_named() -> None:
     good = {"precision": 0.97, "recall": 0.5, "wanted": 0.97, "positives": 40}
     report = {"success": good, "open_loop": {
@@ -97,6 +110,8 @@ def test_a_model_that_is_not_to_be_learned_in_is_named() -> None:
     report["open_loop"] = {}
     for classifier in ({**good, "precision": 0.96}, {**good, "recall": 0.0}):
         assert [line.split(":")[0] for line in faults({**report, "success": classifier})] == ["success"]
+    early = {**good, "precision": 0.9, "early": 0.07}
+    assert "early alarms 0.07" in faults({**report, "success": early})[0]
 
 
 def test_numbers_that_are_no_better_than_copied_are_named() -> None:

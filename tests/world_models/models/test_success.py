@@ -8,7 +8,13 @@ import pytest
 import torch
 
 from robopolicy.core.errors import DataError
-from robopolicy.world_models.models.success import SuccessClassifier, choose_threshold, supervised_contrast, verdict
+from robopolicy.world_models.models.success import (
+    EpisodeScores,
+    SuccessClassifier,
+    choose_threshold,
+    supervised_contrast,
+    verdict,
+)
 
 
 def classifier(**kw: object) -> SuccessClassifier:
@@ -27,24 +33,46 @@ def test_contrast_by_hand() -> None:
     assert float(supervised_contrast(z[1:], label[1:], temperature=0.5)) == 0.0
 
 
+NEVER = -torch.inf
+
+
+def on_time(score: torch.Tensor, success: torch.Tensor) -> EpisodeScores:
+    """Episodes whose highest `score` [E] comes with or after success, where they have one."""
+    return EpisodeScores(torch.where(success, NEVER, score), torch.where(success, score, NEVER), success)
+
+
 def test_verdict_counts_episodes() -> None:
-    score = torch.tensor([0.9, 0.8, 0.7, 0.2, 0.1])
     success = torch.tensor([True, False, True, True, False])
-    found = verdict(score, success, 0.5)
+    scores = on_time(torch.tensor([0.9, 0.8, 0.7, 0.2, 0.1]), success)
+    found = verdict(scores, 0.5)
     assert (found.precision, found.recall) == (pytest.approx(2 / 3), pytest.approx(2 / 3))
     assert (found.predicted, found.actual, found.episodes, found.positives) == (0.6, 0.6, 5, 3)
-    assert verdict(score, success, 2.0).precision == 0.0
+    assert found.early == 0.0 and verdict(scores, 2.0).precision == 0.0
+
+
+def test_an_alarm_before_the_success_is_a_false_one() -> None:
+    """Four alarms: on time; early, and again on time; early alone; in a failure. The fifth success has none."""
+    success = torch.tensor([True, True, True, False, True])
+    scores = EpisodeScores(
+        torch.tensor([0.1, 0.8, 0.6, 0.7, NEVER]), torch.tensor([0.9, 0.9, 0.2, NEVER, 0.3]), success
+    )
+    found = verdict(scores, 0.5)
+    assert (found.precision, found.early, found.recall) == (0.25, 0.5, 0.25)
+    assert (found.predicted, found.actual) == (0.8, 0.8)
+    high = verdict(scores, 0.85)
+    assert (high.precision, high.early, high.recall) == (1.0, 0.0, 0.5), "a higher one lets the second wait"
+    assert choose_threshold(scores, 0.9) == pytest.approx(0.85)
 
 
 def test_threshold_reaches_the_precision_with_the_most_recall() -> None:
     score = torch.tensor([0.0, 1.0, 2.0, 3.0, 4.0, 5.0])
     success = torch.tensor([False, False, True, False, True, True])
-    assert choose_threshold(score, success, 0.99) == pytest.approx(3.5)
-    assert choose_threshold(score, success, 0.75) == pytest.approx(1.5), "3 of 4 are right, and none is missed"
+    assert choose_threshold(on_time(score, success), 0.99) == pytest.approx(3.5)
+    assert choose_threshold(on_time(score, success), 0.75) == pytest.approx(1.5), "3 of 4 are right, none is missed"
     clean = torch.tensor([False, False, False, True, True, True])
-    assert choose_threshold(score, clean, 0.9) == pytest.approx(2.5)
-    inverted = torch.tensor([True, True, True, False, False, False])
-    assert verdict(score, inverted, choose_threshold(score, inverted, 0.9)).precision == 0.5, "the best there is"
+    assert choose_threshold(on_time(score, clean), 0.9) == pytest.approx(2.5)
+    inverted = on_time(score, torch.tensor([True, True, True, False, False, False]))
+    assert verdict(inverted, choose_threshold(inverted, 0.9)).precision == 0.5, "the best there is"
 
 
 def test_too_few_positives_say_how_many_are_needed() -> None:

@@ -20,11 +20,11 @@ from robopolicy.cli.main import invoke
 from robopolicy.core.errors import ConfigError, DataError
 from robopolicy.core.specs import PolicySpec
 from robopolicy.core.types import STATE, Feature
+from robopolicy.datasets.converted import UnusableError
 from robopolicy.datasets.lerobot_reader import load_episodes
 from robopolicy.datasets.metadata import RecordingMeta
 from robopolicy.real.datasets.bag_options import BagOptions
 from robopolicy.real.datasets.convert import convert
-from robopolicy.real.datasets.converted import UnusableError
 from robopolicy.real.ros2 import messages
 from robopolicy.real.ros2.bags.checks import Stream, check_stream
 from robopolicy.real.ros2.bags.reader import Bag, bags_in

@@ -1,0 +1,120 @@
+"""An operator's console for a policy node: sign of life, life cycle and diagnostics, by lines that are typed.
+
+    python -m robopolicy.real.ros2.operator_console --wiring my_arm.yaml [--ros-args -r __ns:=/cell1]
+
+enable      publish `enable` from now on, at the wiring's rate; the node needs it to move
+stop        publish false: a FAULT at once
+configure, activate, deactivate, cleanup    the node's life cycle
+reset       after a FAULT, once the arm stands and `enable` is published again
+status      mode, reasons, limits, ages of data
+quit        fall silent: an arm that runs faults. So do Ctrl-C, the end of the input and a closed terminal
+
+It shows every change of mode. It is no emergency stop: that is hardwired.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import threading
+from collections.abc import Callable
+
+from robopolicy.core.errors import RobopolicyError, closest
+from robopolicy.real.ros2.episode_client import EpisodeClient
+from robopolicy.real.ros2.policy_node import NAME
+from robopolicy.real.ros2.spin import start
+from robopolicy.real.ros2.wiring import load_wiring
+from robopolicy.real.safety import SafetyError
+
+SHOWN = ("state", "mode", "message", "reasons_now", "limits", "driver", "step", "ages_ms", "bystanders", "claims")
+
+
+class Console:
+    """Carry out an operator's lines.
+
+    Args:
+        operator: of the node; silent until `enable`.
+        say: shows a text.
+    """
+
+    def __init__(self, operator: EpisodeClient, say: Callable[[str], None] = print) -> None:
+        self.operator, self.say = operator, say
+        self.last = ""
+        moves = ("configure", "activate", "deactivate", "cleanup")
+        self.words: dict[str, Callable[[], str]] = {
+            "enable": self._enable, "stop": self._stop, "reset": self._reset, "status": self.status,
+            **{name: lambda name=name: self._transition(name) for name in moves},  # type: ignore[misc]
+        }  # fmt: skip
+
+    def take(self, line: str) -> bool:
+        """Carry out a line; False where it says to quit."""
+        word = line.strip()
+        if word in ("quit", "exit", "q"):
+            return False
+        if word and word not in self.words:
+            self.say(f"{word!r}: no such word. {closest(word, [*self.words, 'quit'])}")
+        elif word:
+            try:
+                self.say(self.words[word]())
+            except RobopolicyError as error:
+                self.say(f"{word}: {error}" if not str(error).startswith(word) else str(error))
+        return True
+
+    def status(self) -> str:
+        """Return the node's newest diagnostics."""
+        values = self.operator.status.get(self.operator.node_name)
+        if values is None:
+            return f"nothing has come on {self.operator.wiring.topic('diagnostics').name!r}; is the node running?"
+        return "\n".join(f"{key}: {values[key]}" for key in SHOWN if values.get(key))
+
+    def changed(self) -> str:
+        """Return mode and message where they are others than at the last call, else ""."""
+        values = self.operator.status.get(self.operator.node_name, {})
+        now = " ".join(filter(None, (values.get("state", ""), values.get("mode", ""), values.get("message", ""))))
+        fresh, self.last = (now if now != self.last else ""), now
+        return fresh
+
+    def _enable(self) -> str:
+        self.operator.enable()
+        return "enable is published"
+
+    def _stop(self) -> str:
+        self.operator.emergency_stop()
+        return "false is published"
+
+    def _reset(self) -> str:
+        if why := self.operator.reset_fault():
+            raise SafetyError(why)
+        return "running"
+
+    def _transition(self, name: str) -> str:
+        self.operator.transition(name)
+        return f"{name}: done"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--wiring", required=True)
+    parser.add_argument("--node", default=NAME, help="name of the policy node, in the console's namespace")
+    args, rest = parser.parse_known_args()
+    start(rest)
+    with EpisodeClient(load_wiring(args.wiring), node_name=args.node, silent=True) as operator:
+        console, ended = Console(operator, lambda text: print(text, flush=True)), threading.Event()
+
+        def watch() -> None:
+            while not ended.wait(0.1):
+                if text := console.changed():
+                    print(f"[{text}]", flush=True)
+
+        threading.Thread(target=watch, daemon=True).start()
+        try:
+            for line in sys.stdin:
+                if not console.take(line):
+                    break
+        except KeyboardInterrupt:
+            pass
+        ended.set()
+
+
+if __name__ == "__main__":
+    main()

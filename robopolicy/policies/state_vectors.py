@@ -1,0 +1,26 @@
+"""Find the vectors of numbers that a residual reads, and join them to its state."""
+
+from __future__ import annotations
+
+from robopolicy.core.errors import SpecError
+from robopolicy.core.types import BASE_ACTION, ENV_STATE, IMAGES, STATE, TASK, Feature
+
+
+def state_vectors(observation: dict[str, Feature]) -> tuple[str, ...]:
+    """Return the keys of vectors of numbers in the order in which they are joined.
+
+    Raises:
+        SpecError: there are none, or keys of another kind than vectors and images.
+    """
+    found = [k for k, f in observation.items() if f.dtype == "float32" and len(f.shape) == 1 and k != BASE_ACTION]
+    extra = [k for k in observation if k not in (*found, BASE_ACTION, TASK) and not k.startswith(IMAGES)]
+    if not found or extra:
+        raise SpecError(f"ResidualPolicy reads vectors of float32, and pictures; found {dict(observation)}")
+    return tuple(sorted(found, key=lambda k: (k != STATE, k != ENV_STATE)))  # the others stay in their order
+
+
+def joined(parts: list[Feature]) -> Feature:
+    """Return the feature of vectors that are joined; it has names where all of them have."""
+    names = tuple(name for part in parts for name in part.names or ())
+    size = sum(part.shape[0] for part in parts)
+    return Feature((size,), names=names if len(names) == size else None)

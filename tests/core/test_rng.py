@@ -1,0 +1,34 @@
+"""rng.py: keyed uniform numbers lie strictly between 0 and 1."""
+
+from __future__ import annotations
+
+import torch
+
+from robopolicy.core.rng import keyed_uniform, philox
+
+LARGEST = ((39_075, 3), (2_871_038, 2))  # (seed, which number): the upper 24 bits of the word are all set
+
+
+def words(seeds: torch.Tensor) -> torch.Tensor:
+    zero = torch.zeros_like(seeds)
+    return philox((zero, zero, zero, zero), (seeds & 0xFFFFFFFF, (seeds >> 32) & 0xFFFFFFFF))
+
+
+def test_the_largest_word_gives_a_number_below_one() -> None:
+    """2^24 - 0.5 rounds to 2^24 in float32, which gave 1.0 and an index behind the last row."""
+    seeds = torch.tensor([seed for seed, _ in LARGEST])
+    place = torch.tensor([i for _, i in LARGEST])[:, None]
+    assert bool((words(seeds).gather(1, place) >> 8 == 2**24 - 1).all()), "the case is found no more: search again"
+    unit = keyed_uniform(seeds, torch.zeros_like(seeds), (4,)).gather(1, place)
+    assert bool((unit < 1.0).all())
+    for count in (1, 2, 3, 5, 7, 1000, 2**20 + 1, 2**24):
+        assert bool(((unit * count).long() < count).all()), count
+
+
+def test_all_other_numbers_stay_as_they_were() -> None:
+    seeds = torch.arange(200_000)
+    word = words(seeds) >> 8
+    formula = (word.to(torch.float32) + 0.5) * 2.0**-24
+    unit = keyed_uniform(seeds, torch.zeros_like(seeds), (4,))
+    assert torch.equal(unit[word < 2**24 - 1], formula[word < 2**24 - 1])
+    assert int((word == 2**24 - 1).sum()) == 1 and bool((unit > 0.0).all())

@@ -1,0 +1,77 @@
+"""policy_builders.py: where the normaliser of a policy comes from, with and without a dataset."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from robopolicy.core.types import BASE_ACTION, STATE
+from robopolicy.policies.base import Policy
+from robopolicy.policies.factory import build_policy
+from robopolicy.policies.io import load_policy, save_policy
+from robopolicy.policies.normalizer import ACTION, Normalizer
+from robopolicy.policies.residual import ResidualPolicy, ZeroActionPolicy
+from robopolicy.training.policy_builders import build_policy_for
+from robopolicy.training.train_config import TrainConfig
+from tests.fakes import PointPolicy
+from tests.toy import episodes, random_episodes, spec
+
+DEMOS = episodes(0.07 * random_episodes().obs[STATE] + 0.4, 0.3 * random_episodes().action)
+
+
+def config(base: str, **keys: Any) -> TrainConfig:
+    node = {"_target_": "residual", "hidden": [8]}
+    loop = {"_target_": "off_policy"}
+    return TrainConfig(run_dir=Path("run"), loop=loop, tracker={}, policy=node, base=Path(base), **keys)
+
+
+def residual_on(base: Policy, **keys: Any) -> ResidualPolicy:
+    demos = DEMOS if "dataset" in keys else None
+    built = build_policy_for(config("base", **keys), env=None, base=base, demonstrations=demos, resumed=None)
+    assert isinstance(built, ResidualPolicy)
+    return built
+
+
+def fitted_base() -> Policy:
+    normalizer = Normalizer(spec().observation, spec().action).fit(DEMOS)
+    return build_policy({"_target_": "gaussian"}, "base", spec=spec(), normalizer=normalizer)
+
+
+def test_without_a_dataset_a_residual_has_the_normaliser_of_its_base(tmp_path: Path) -> None:
+    base = fitted_base()
+    alone, fitted = residual_on(base), residual_on(base, dataset=Path("demos"))
+    state = alone.normalizer.normalize(STATE, DEMOS.obs[STATE])
+    torch.testing.assert_close(state.std(0, correction=0), torch.ones(3))
+    for key, value in fitted.state_dict().items():
+        if key.startswith("normalizer.") or key in ("low", "high"):
+            assert torch.equal(alone.state_dict()[key], value), key
+
+    assert alone.normalizer is not base.normalizer, "each is saved with its own"
+    save_policy(alone, tmp_path / "saved")
+    obs = {STATE: DEMOS.obs[STATE][:5, None], BASE_ACTION: DEMOS.action[:5]}
+    assert torch.equal(load_policy(tmp_path / "saved").act(obs), alone.act(obs))
+
+
+def test_a_run_that_began_with_another_normaliser_keeps_it(tmp_path: Path) -> None:
+    """Runs without a dataset began with the action limits once, and go on with them."""
+    base, limits = fitted_base(), Normalizer.from_limits(spec().observation, spec().action)
+    node = {"_target_": "residual", "hidden": [8]}
+    save_policy(build_policy(node, spec=spec(), normalizer=limits, base=base), tmp_path / "policy")
+    built = build_policy_for(config("base"), env=None, base=base, demonstrations=None, resumed=tmp_path)
+    assert torch.equal(built.normalizer.unnormalize(ACTION, torch.ones(2)), limits.unnormalize(ACTION, torch.ones(2)))
+
+
+def test_without_any_statistics_the_limits_scale_actions(caplog: pytest.LogCaptureFixture) -> None:
+    base = PointPolicy()
+    limits = Normalizer.from_limits(base.spec.observation, base.spec.action)
+    built = residual_on(base)
+    assert torch.equal(built.normalizer.unnormalize(ACTION, torch.ones(2)), limits.unnormalize(ACTION, torch.ones(2)))
+    assert "PointPolicy" in caplog.text and "dataset=" in caplog.text
+
+    caplog.clear()
+    zero = ZeroActionPolicy(spec())
+    build_policy_for(config("zero_action"), env=None, base=zero, demonstrations=None, resumed=None)
+    assert not caplog.records, "learning from scratch has no statistics"
