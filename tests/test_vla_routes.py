@@ -137,12 +137,13 @@ def test_a_student_on_the_base_s_prefix_is_imitated_and_refined(base: Path, tmp_
     assert "there is none. Add teacher=<run directory>" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("route", ["pa_rl", "aloe"])
+@pytest.mark.parametrize("route", ["pa_rl", "aloe", "ogpo"])
 def test_off_policy_over_whole_chunks(base: Path, tmp_path: Path, route: str):
     run = tmp_path / route
     sizes = ["num_envs=3", "loop.total_steps=60", "loop.warmup_steps=30", "loop.batch_size=8",
              "policy.finetuned_steps=2", "loop.critic_only_updates=2", "validation_episodes=0",
-             "algo.noise_samples=2"]  # fmt: skip
+             "algo.noise_samples=2", "algo.average=1.0", "algo.actor_warmup=0", "algo.policy_delay=1"]  # fmt: skip
+    sizes += ["algo.agreement=false"] if route == "ogpo" else []  # so young a critic agrees about hardly a chain
     source = [f"base={base}", f"dataset={base.parent / 'demos'}", "task.only=[press]"]
     assert main(["train", f"algo={route}", "tracker=quiet", *source, f"run_dir={run}", *TASK_ARGS, *sizes]) == 0
     refined, before = load_policy(run), load_policy(base)

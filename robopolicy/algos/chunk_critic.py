@@ -171,14 +171,18 @@ class ChunkLearner:
             RobopolicyError: as `update_critic`.
         """
         self.checks.warn()
-        cond, chunk, weight = (x.repeat_interleave(self.noise_samples, dim=0) for x in (cond, chunk, weight))
         if not bool((weight > 0).any()):  # e.g. a batch of episode ends
             return {}
-        noise = torch.randn(chunk.shape, generator=self.generator).to(self.device)
-        k = torch.randint(self.policy.finetuned_steps, (len(chunk),), generator=self.generator).to(self.device)
-        loss = self.learned.finetuned_loss(cond, chunk, weight, k=k, noise=noise)
+        loss = self.imitation_loss(cond, chunk, weight)
         norm = self._descend(loss, self.actor_params, self.actor_optim, "actor")
         return {"actor/imitation": float(loss.detach()), "actor/grad_norm": float(norm)}
+
+    def imitation_loss(self, cond: Tensor, chunk: Tensor, weight: Tensor) -> Tensor:
+        """Compute the learned weights' loss [] at `noise_samples` fine-tuned steps of each chunk; see `imitate`."""
+        cond, chunk, weight = (x.repeat_interleave(self.noise_samples, dim=0) for x in (cond, chunk, weight))
+        noise = torch.randn(chunk.shape, generator=self.generator).to(self.device)
+        k = torch.randint(self.policy.finetuned_steps, (len(chunk),), generator=self.generator).to(self.device)
+        return self.learned.finetuned_loss(cond, chunk, weight, k=k, noise=noise)
 
     def _descend(self, loss: Tensor, params: list[Tensor], optim: torch.optim.Optimizer, name: str) -> Tensor:
         optim.zero_grad(set_to_none=True)

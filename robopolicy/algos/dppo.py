@@ -71,33 +71,27 @@ class DenoisingSamples(NamedTuple):
     anchor: Tensor | None = None  # [M Ta Da] means of the frozen policy
 
 
-class DPPO(PolicyGradient):
-    """Fine-tunes the last K' denoising steps of `policy` and learns V(observation).
+class ChainObjective:
+    """PPO's clipped objective over the last K' denoising steps of `policy`, with an optional KL to the frozen network.
 
     Log-probs are averaged over the executed chunk, so ratios are geometric means and clips are small numbers.
-
-    Args:
-        **options: see DPPOConfig.
 
     Raises:
         ConfigError: nothing to fine-tune, a deterministic chain, noise that does not fit it, or entropy of noise that
             is not learned.
     """
 
-    options: ClassVar[type] = DPPOConfig
+    policy: DenoisingPolicy
+    clip: Tensor  # on the policy's device
 
-    def __init__(self, policy: DenoisingPolicy, **options: Any) -> None:
-        self._prepare(policy, config := DPPOConfig(**options))
-        self.learner = Learner.with_critic(self.parameters, policy.cond_dim, config)
-
-    def _prepare(self, policy: DenoisingPolicy, config: DenoisingConfig) -> None:
-        """Check that the chain can be fine-tuned, and make its noise and the coefficients of its steps."""
+    def __init__(self, policy: DenoisingPolicy, config: DenoisingConfig) -> None:
         if not policy.finetuned_steps:
             raise ConfigError(
                 "policy.finetuned_steps (K'): DPPO fine-tunes so many steps at the end of a chain, this policy has 0. "
                 "Make it from its base by policy=finetuned."
             )
         self.policy, self.config, self.steps = policy, config, policy.finetuned_steps
+        self.anchor = config.anchor
         device = policy.finetuned_parameters()[0].device
         noise = config.noise(cond_dim=policy.cond_dim, action_dim=policy.spec.action.dim, steps=self.steps)
         self.noise = noise.to(device)
@@ -111,6 +105,50 @@ class DPPO(PolicyGradient):
         clip = clip_schedule(self.steps, first=config.clip_first, last=config.clip, rate=config.clip_rate)
         self.clip = clip.to(device)
         self.discount = denoising_discount(self.steps, config.denoising_gamma).to(device)
+
+    @torch.no_grad()
+    def anchor_means(self, samples: DenoisingSamples) -> Tensor:
+        """Compute the frozen network's means [M Ta Da] at the latents of all samples."""
+        every = torch.arange(len(samples.log_prob), device=samples.cond.device)
+        count, means = self.policy.spec.n_action_steps, []
+        for rows in every.split(self.config.minibatch):
+            chunk, k = rows // self.steps, rows % self.steps
+            mean, _ = self.policy.transition(samples.cond[chunk], samples.x[rows + chunk], k, frozen=True)
+            means.append(mean[:, :count])
+        return torch.cat(means)
+
+    def loss(self, batch: DenoisingSamples, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """Compute the clipped objective of samples `rows` [B], and its STATS."""
+        chunk, k, count = rows // self.steps, rows % self.steps, self.policy.spec.n_action_steps
+        cond, at = batch.cond[chunk], rows + chunk  # chunk d's K'+1 latents begin at d·(K'+1) = d·K' + d
+        mean, own = self.policy.transition(cond, batch.x[at], k)
+        mean, std = mean[:, :count], self.noise.likelihood(own, k, cond)
+        log_prob = gaussian_log_prob(batch.x[at + 1][:, :count], mean, std).mean(-1)  # [B Ta]
+        log_ratio = (log_prob * batch.advantages.weight[chunk]).sum(-1) - batch.log_prob[rows]
+        loss, stats = clipped_loss(log_ratio, batch.advantages.advantage[chunk] * self.discount[k], self.clip[k])
+        if batch.anchor is not None:
+            loss = loss + self.anchor * (0.5 * ((mean - batch.anchor[rows]) / std.detach()).square()).mean()
+        if self.config.entropy:
+            loss = loss - self.config.entropy * std.log().mean()
+        return loss, stats
+
+
+class DPPO(ChainObjective, PolicyGradient):
+    """Fine-tunes the last K' denoising steps of `policy` and learns V(observation).
+
+    Args:
+        **options: see DPPOConfig.
+
+    Raises:
+        ConfigError: nothing to fine-tune, a deterministic chain, noise that does not fit it, or entropy of noise that
+            is not learned.
+    """
+
+    options: ClassVar[type] = DPPOConfig
+
+    def __init__(self, policy: DenoisingPolicy, **options: Any) -> None:
+        super().__init__(policy, config := DPPOConfig(**options))
+        self.learner = Learner.with_critic(self.parameters, policy.cond_dim, config)
 
     @property
     def noise_shape(self) -> tuple[int, ...]:
@@ -132,16 +170,7 @@ class DPPO(PolicyGradient):
         cond, x, log_prob = (record[name][advantages.keep] for name in ("cond", "x", "log_prob"))
         log_prob = (log_prob * advantages.weight[:, None]).sum(-1)  # [D K']
         samples = DenoisingSamples(cond, x.flatten(0, 1), log_prob.flatten(), advantages)
-        return samples._replace(anchor=self._frozen_means(samples)) if self.config.anchor else samples
-
-    def _frozen_means(self, samples: DenoisingSamples) -> Tensor:
-        every = torch.arange(len(samples.log_prob), device=samples.cond.device)
-        count, means = self.policy.spec.n_action_steps, []
-        for rows in every.split(self.config.minibatch):
-            chunk, k = rows // self.steps, rows % self.steps
-            mean, _ = self.policy.transition(samples.cond[chunk], samples.x[rows + chunk], k, frozen=True)
-            means.append(mean[:, :count])
-        return torch.cat(means)
+        return samples._replace(anchor=self.anchor_means(samples)) if self.config.anchor else samples
 
     def update(self, batch: DenoisingSamples, *, progress: float) -> Metrics:
         """Run all epochs over one rollout; see Learner.update."""
@@ -154,18 +183,3 @@ class DPPO(PolicyGradient):
         if progress >= self.config.progressive:
             return 0
         return self.steps - 1 - int(self.steps * progress / self.config.progressive)
-
-    def loss(self, batch: DenoisingSamples, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """Compute the clipped objective of samples `rows` [B], and its STATS."""
-        chunk, k, count = rows // self.steps, rows % self.steps, self.policy.spec.n_action_steps
-        cond, at = batch.cond[chunk], rows + chunk  # chunk d's K'+1 latents begin at d·(K'+1) = d·K' + d
-        mean, own = self.policy.transition(cond, batch.x[at], k)
-        mean, std = mean[:, :count], self.noise.likelihood(own, k, cond)
-        log_prob = gaussian_log_prob(batch.x[at + 1][:, :count], mean, std).mean(-1)  # [B Ta]
-        log_ratio = (log_prob * batch.advantages.weight[chunk]).sum(-1) - batch.log_prob[rows]
-        loss, stats = clipped_loss(log_ratio, batch.advantages.advantage[chunk] * self.discount[k], self.clip[k])
-        if batch.anchor is not None:
-            loss = loss + self.config.anchor * (0.5 * ((mean - batch.anchor[rows]) / std.detach()).square()).mean()
-        if self.config.entropy:
-            loss = loss - self.config.entropy * std.log().mean()
-        return loss, stats

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from robopolicy.algos.advantage_estimator import AdvantageEstimator, Advantages
-from robopolicy.algos.dppo import DPPO, DenoisingConfig
+from robopolicy.algos.dppo import DPPO, ChainObjective, DenoisingConfig
 from robopolicy.algos.ppo_core import Learner
 from robopolicy.algos.returns import chunk_weight, executed_steps, group_advantage
 from robopolicy.buffers.collector import Rollout
@@ -41,7 +41,7 @@ class GRPO(DPPO):
 
     def __init__(self, policy: DenoisingPolicy, *, group_size: Count, epochs: Count = 4, **options: Any) -> None:
         groups, config = Groups(group_size), DenoisingConfig(epochs=epochs, **options)
-        self._prepare(policy, config)
+        ChainObjective.__init__(self, policy, config)
         self.learner = Learner(self.parameters, config, groups)
 
 

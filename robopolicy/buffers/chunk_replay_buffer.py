@@ -25,6 +25,7 @@ class ChunkBatch(NamedTuple):
     reward: Tensor  # [B] Σ γⁱ rᵢ over the first Ta steps or fewer
     discount: Tensor  # [B] γ^steps·(1 − terminated): what multiplies the value of next_obs
     next_obs: Obs  # [B ...] after these steps
+    success: Tensor  # [B] bool: their episode has ended, and with success
 
     def to(self, device: torch.device) -> ChunkBatch:
         """Copy the batch to `device`."""
@@ -54,6 +55,16 @@ class ChunkReplay(Replay):
     def _allocate(self, obs: Obs, step: Step) -> None:
         super()._allocate(obs, step)
         self.store["driver"] = torch.full((self.rows, self.num_envs), POLICY)
+        self.store["success"] = torch.zeros(self.rows, self.num_envs, dtype=torch.bool)
+
+    def add(self, obs: Obs, step: Step) -> None:
+        """See Replay; the rows of an episode that ends with success are marked so."""
+        super().add(obs, step)
+        at = self._row(torch.arange(self.size))  # the oldest first
+        self.store["success"][at[-1]] = False
+        for env in (step.ended & step.success & step.valid).nonzero()[:, 0].tolist():
+            before = self.store["ended"][at[:-1], env].nonzero()[:, 0]
+            self.store["success"][at[int(before[-1]) + 1 if len(before) else 0 :], env] = True
 
     def window(self, age: Tensor, env: Tensor) -> ChunkBatch:  # type: ignore[override]
         """Form the windows that start at the `age`-th oldest rows [B] of envs `env` [B], and their chunks."""
@@ -62,5 +73,5 @@ class ChunkReplay(Replay):
         at, keep = self._steps(age, env, self.chunks.horizon)
         keep &= steps < self.size  # after the newest row the ring starts again
         action = self.store["action"].flatten(0, 1)[at].masked_fill(~keep[..., None], 0.0)
-        driver = torch.take(self.store["driver"], at)
-        return ChunkBatch(found.obs, action, keep, driver, found.reward, found.discount, found.next_obs)
+        driver, success = torch.take(self.store["driver"], at), torch.take(self.store["success"], at[:, 0])
+        return ChunkBatch(found.obs, action, keep, driver, found.reward, found.discount, found.next_obs, success)

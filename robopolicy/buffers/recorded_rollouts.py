@@ -111,6 +111,9 @@ def replay_of_episodes(like: Replay, episodes: Episodes, *, obs: Obs) -> Replay:
     }  # fmt: skip
     if isinstance(replay, ChunkReplay):
         columns["driver"] = torch.full((frames,), DEMONSTRATION) if episodes.driver is None else episodes.driver
+        succeeded = torch.zeros(episodes.num_episodes, dtype=torch.bool)
+        succeeded[episodes.episode_of[episodes.success]] = True
+        columns["success"] = succeeded[episodes.episode_of]
     replay.store = {k: padded(v) for k, v in columns.items()}
     replay.store["valid"][frames:] = False
     replay.added = frames + pad

@@ -37,6 +37,7 @@ _SLOTS: dict[str, dict[str, Any]] = {  # slot → name → "module:attribute", o
         "co_dppo": "robopolicy.algos.co_dppo:CoDPPO",
         "dppo": "robopolicy.algos.dppo:DPPO",
         "grpo": "robopolicy.algos.grpo:GRPO",
+        "ogpo": "robopolicy.algos.ogpo:OGPO",
         "pa_rl": "robopolicy.algos.pa_rl:PARL",
         "policy_flow": "robopolicy.algos.policy_flow:PolicyFlow",
         "ppo": "robopolicy.algos.ppo:PPO",

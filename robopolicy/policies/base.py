@@ -199,11 +199,18 @@ class DenoisingPolicy(Policy):
         """Return the parameters that reinforcement learning changes."""
 
     @abstractmethod
-    def sample_chain(self, cond: Tensor, *, noise: Tensor, spread: ChainNoise) -> DenoisingChain:
+    def begin_chain(self, cond: Tensor, *, noise: Tensor) -> Tensor:
+        """Run the frozen steps: latents [B H Da] before the fine-tuned ones; arguments as in `sample_chain`."""
+
+    @abstractmethod
+    def sample_chain(
+        self, cond: Tensor, *, noise: Tensor, spread: ChainNoise, start: Tensor | None = None
+    ) -> DenoisingChain:
         """Run the whole chain and keep its fine-tuned steps, whose deviations are those of `spread`.
 
         Args:
             cond: [B C]. noise: [B *chain_noise_shape] standard normal.
+            start: [B H Da] latents before the fine-tuned steps, from `begin_chain`; None: the frozen steps run here.
         """
 
     @abstractmethod

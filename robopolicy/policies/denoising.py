@@ -199,11 +199,25 @@ class ChunkDenoiser(DenoisingPolicy):
                 x = torch.addcmul(x, std, noise[:, i + 1])
         return x
 
-    def sample_chain(self, cond: Tensor, *, noise: Tensor, spread: ChainNoise) -> DenoisingChain:
+    def begin_chain(self, cond: Tensor, *, noise: Tensor) -> Tensor:
+        """See DenoisingPolicy."""
+        x = noise[:, 0]
+        for i, predict in self.stages(cond):
+            if i == len(self.times) - self.finetuned_steps:
+                break
+            mean, std = self.mean_std(x, predict(x), i)
+            x = torch.addcmul(mean, std, noise[:, i + 1])
+        return x
+
+    def sample_chain(
+        self, cond: Tensor, *, noise: Tensor, spread: ChainNoise, start: Tensor | None = None
+    ) -> DenoisingChain:
         """See DenoisingPolicy. Log-probs are computed while sampling, without further network calls."""
         count, split = self.spec.n_action_steps, len(self.times) - self.finetuned_steps
-        x, latents, log_probs = noise[:, 0], [], []
+        x, latents, log_probs = noise[:, 0] if start is None else start, [], []
         for i, predict in self.stages(cond):
+            if i < split and start is not None:
+                continue
             mean, std = self.mean_std(x, predict(x), i)
             if i >= split:
                 latents.append(x)

@@ -50,7 +50,7 @@ def batch_of(policy: ChunkDenoiser, count: int = 16, *, steps: int = 4, driver: 
     keep = (torch.arange(4) < steps).expand(count, 4)
     action = 0.05 * torch.randn(count, 4, 2, generator=generator) * keep[..., None]
     return ChunkBatch({SEEN: seen}, action, keep, torch.full((count, 4), driver), torch.full((count,), 0.5),
-                      torch.full((count,), 0.9), {SEEN: following})  # fmt: skip
+                      torch.full((count,), 0.9), {SEEN: following}, torch.zeros(count, dtype=torch.bool))  # fmt: skip
 
 
 def say(critic: CriticEnsemble, *values: float) -> None:

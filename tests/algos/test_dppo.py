@@ -197,7 +197,7 @@ def test_pieces_of_a_minibatch_add_up_to_its_gradient():
             for p in algo.policy.finetuned_parameters():
                 p.add_(0.05)
         batch = batch_of(algo)
-        algo.learner.step(every_row(batch), partial(algo.loss, batch._replace(anchor=algo._frozen_means(batch))))
+        algo.learner.step(every_row(batch), partial(algo.loss, batch._replace(anchor=algo.anchor_means(batch))))
     for a, b in zip(whole.learner.parameters, parts.learner.parameters, strict=True):
         torch.testing.assert_close(a.grad, b.grad, rtol=1e-4, atol=1e-7)
 
@@ -254,7 +254,7 @@ def test_an_anchor_holds_the_policy_at_the_frozen_one():
     for anchor in (0.0, 100.0):
         algo = make(actor_lr=1e-2, epochs=10, anchor=anchor)
         batch = batch_of(algo, 64)
-        before = algo._frozen_means(batch)
+        before = algo.anchor_means(batch)
         algo.update(batch._replace(anchor=before if anchor else None), progress=0.0)
         x = batch.x.view(64, 4, 4, 2)[:, :3].flatten(0, 1)
         mean, _ = algo.policy.transition(batch.cond.repeat_interleave(3, 0), x, torch.arange(3).repeat(64))

@@ -150,3 +150,32 @@ def test_resume_samples_the_same():
     a, b = (r.sample(32, torch.Generator().manual_seed(3)) for r in (first, second))
     assert torch.equal(a.action, b.action) and torch.equal(a.keep, b.keep) and torch.equal(a.reward, b.reward)
     assert isinstance(first, Replay)
+
+
+def test_the_rows_of_an_episode_that_succeeded_are_marked_when_it_has_ended():
+    replay = make()
+    for t in range(12):  # `push` succeeds where it terminates; env 0 fails at t = 7
+        two_wide(replay, t, terminated=(t in (3, 11), t == 5), truncated=(t == 7, 0))
+        assert bool(window(replay, 0, 0).success) == (t >= 3)
+    assert [bool(window(replay, t, 0).success) for t in range(9)] == [True] * 4 + [False] * 4 + [True]
+    assert [bool(window(replay, t, 1).success) for t in range(9)] == [True] * 6 + [False] * 3
+
+
+def test_rows_that_are_written_again_lose_their_mark():
+    replay = make(rows=6)
+    for t in range(11):  # an episode that succeeded is overwritten by one that is still running
+        two_wide(replay, t, terminated=(t == 4, 0))
+    assert [bool(window(replay, age, 0).success) for age in range(3)] == [False] * 3
+
+
+def test_a_success_in_which_physics_failed_is_none():
+    replay = make()
+    for t in range(8):
+        two_wide(replay, t, terminated=(t == 3, 0), valid=(t != 3, 1))
+    assert not bool(window(replay, 0, 0).success)
+
+
+def test_recorded_episodes_that_succeeded_are_marked():
+    stored = episodes([4, 3, 2], [False, True, False])  # they succeed where they terminate
+    replay = replay_of_episodes(make(), stored, obs=stored.obs)
+    assert replay.store["success"][:9, 0].tolist() == [False] * 4 + [True] * 3 + [False] * 2
