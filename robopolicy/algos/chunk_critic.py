@@ -23,7 +23,7 @@ from robopolicy.networks.critics import CriticEnsemble
 from robopolicy.policies.base import SEEN, Policy
 from robopolicy.policies.denoising import ChunkDenoiser
 from robopolicy.policies.normalizer import ACTION
-from robopolicy.utils.optim import actor_adam, load_optimizer_state, optimizer_state
+from robopolicy.utils.optim import actor_adam, copy_into, load_optimizer_state, optimizer_state
 
 
 class ChunkLearner:
@@ -212,8 +212,8 @@ class ChunkLearner:
 
     @torch.no_grad()
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        torch._foreach_copy_(self.policy_params, state["policy"])
-        torch._foreach_copy_(self.actor_params, state["learned"])
+        copy_into(self.policy_params, state["policy"])
+        copy_into(self.actor_params, state["learned"])
         self.critic.load_state_dict(state["critic"])
         self.target.load_state_dict(state["target"])
         load_optimizer_state(self.actor_optim, state["actor_optim"])

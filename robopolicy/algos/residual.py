@@ -24,7 +24,7 @@ from robopolicy.core.errors import ConfigError
 from robopolicy.core.types import BASE_ACTION, Metrics, Obs
 from robopolicy.networks.critics import CriticEnsemble
 from robopolicy.policies.residual import ResidualPolicy
-from robopolicy.utils.optim import actor_adam, load_optimizer_state, optimizer_state
+from robopolicy.utils.optim import actor_adam, copy_into, load_optimizer_state, optimizer_state
 
 
 class ResidualTD3:
@@ -224,8 +224,7 @@ class ResidualTD3:
         self.policy.net.load_state_dict(state["policy"])
         self.critic.load_state_dict(state["critic"])
         self.target.load_state_dict(state["target"])
-        with torch.no_grad():
-            torch._foreach_copy_(self.actor_params, state["learned"])
+        copy_into(self.actor_params, state["learned"])
         load_optimizer_state(self.actor_optim, state["actor_optim"])
         load_optimizer_state(self.critic_optim, state["critic_optim"])
         self.generator.set_state(state["generator"])

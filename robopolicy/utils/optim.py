@@ -53,6 +53,13 @@ def load_optimizer_state(optimizer: torch.optim.Optimizer, state: dict[str, dict
     optimizer.load_state_dict({**optimizer.state_dict(), "state": {int(i): v for i, v in state.items()}})
 
 
+@torch.no_grad()
+def copy_into(parameters: list[Tensor], saved: list[Tensor]) -> None:
+    """Copy saved tensors, which may be on another device, into as many parameters."""
+    for parameter, value in zip(parameters, saved, strict=True):
+        parameter.copy_(value)
+
+
 class AveragedAdam(Adam):
     """Adam whose learning rate rises linearly from 0, and an exponential average of the weights that it learns.
 
