@@ -212,7 +212,8 @@ def untrained(
     evaluate(setting.base, begin or policy_of(setting.base, base), threads, run / "log.txt", *task_of(setting.base),
              *setting.task, *setting.refine[name], f"out={run}", f"name={name}")  # fmt: skip
     commits = [json.loads((at / "provenance.json").read_text())["commit"] for at in (base / "bc", begin or base / "bc")]
-    rows = EpisodeTable.load(run / f"episodes-{name}.csv")
+    mode = "-deterministic" if "deterministic=true" in setting.refine[name] else ""
+    rows = EpisodeTable.load(run / f"episodes-{name}{mode}.csv")
     print(f"{(begin or base).name} {setting.prefix}{name}: {rows.summary()}", flush=True)
     return Found(base=before, rows=rows, evaluations={}, seconds={}, env_steps=0, wall_s=0.0, jobs=jobs,
                  commits=(commits[0], commits[1]))  # fmt: skip
