@@ -42,7 +42,10 @@ class PooledComparison:
     def verdict(self) -> str:
         if self.difference.low <= 0.0 <= self.difference.high:
             return "no difference shown: the interval holds 0"
-        return f"{self.b if self.difference.value > 0 else self.a} is better: the interval does not hold 0"
+        ahead = self.b if self.difference.value > 0 else self.a
+        if self.caution:
+            return f"{ahead} was ahead in these trainings: the interval does not hold 0"
+        return f"{ahead} is better: the interval does not hold 0"
 
     @property
     def caution(self) -> str:

@@ -20,7 +20,7 @@ def test_pairs_are_listed_and_pooled(tmp_path: Path) -> None:
     found = compare_pooled(a, b, pair_names=[(f"old-s{i}", f"new-s{i}") for i in range(3)])
     assert (found.a, found.b) == ("old", "new")
     assert found.difference.value == pytest.approx(0.09) and found.rates == pytest.approx((0.59, 0.68))
-    assert found.verdict == "new is better: the interval does not hold 0"
+    assert found.verdict == "new was ahead in these trainings: the interval does not hold 0"
     assert 0.0 < found.difference.low <= 0.05 and 0.13 <= found.difference.high < 0.2
     lines = found.text().splitlines()
     for i, (line, points) in enumerate(zip(lines[2:5], ("+5.0", "+9.0", "+13.0"), strict=True)):
@@ -37,7 +37,8 @@ def test_seeds_that_disagree_show_no_difference() -> None:
     found = compare_pooled([rows(50)] * 3, [rows(70), rows(70), rows(30)])
     assert found.difference.low < 0.0 < found.difference.high
     assert found.verdict.startswith("no difference shown")
-    assert not compare_pooled([rows(50)] * 10, [rows(60)] * 10).caution
+    enough = compare_pooled([rows(50)] * 10, [rows(60)] * 10)
+    assert not enough.caution and enough.verdict == "B is better: the interval does not hold 0"
 
 
 def test_what_cannot_be_paired_is_refused() -> None:
