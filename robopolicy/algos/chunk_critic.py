@@ -107,11 +107,11 @@ class ChunkLearner:
 
     # -- chunks ------------------------------------------------------------------------------------------------------
     @torch.no_grad()
-    def sample(self, cond: Tensor, count: int, *, policy: ChunkDenoiser | None = None) -> Tensor:
-        """Sample chunks [B count H Da] of the policy, or of another of its class, at cond [B C]."""
+    def sample(self, cond: Tensor, count: int) -> Tensor:
+        """Sample chunks [B count H Da] of the policy that acts, at cond [B C]."""
         shape = (len(cond) * count, *self.policy.noise_shape)
         noise = torch.randn(shape, generator=self.generator).to(self.device)
-        chunk = (policy or self.policy).sample(cond.repeat_interleave(count, dim=0), noise=noise)
+        chunk = self.policy.sample(cond.repeat_interleave(count, dim=0), noise=noise)
         return chunk.clamp(self.low, self.high).unflatten(0, (len(cond), count))
 
     def executed(self, batch: ChunkBatch) -> Tensor:

@@ -20,6 +20,7 @@ from torch import Tensor
 from robopolicy.algos.advantage_estimator import Advantages
 from robopolicy.algos.chunk_critic import ChunkLearner
 from robopolicy.algos.dppo import ChainObjective, DenoisingConfig, DenoisingSamples
+from robopolicy.algos.residual import fallen
 from robopolicy.buffers.chunk_replay_buffer import DEMONSTRATION, REWIND, ChunkBatch
 from robopolicy.config.schema import Count, Fraction, Natural, NonNegative, Positive
 from robopolicy.core.errors import ConfigError
@@ -44,8 +45,9 @@ class OGPO(ChunkLearner):
         agreement: count a chain only where all heads agree on whether it is better than its group.
         confidence: deviations of the heads' gains over the base that are taken off their mean, at each chain.
         imitation: weight of the imitation of episodes that succeeded, and of demonstrations.
-        anchor, anchor_final, anchor_steps: weight of KL(policy ‖ base) per element. It falls geometrically from the
-            first to the second over this many env steps of learning, and stays there; `anchor=0`: none.
+        anchor, anchor_final, anchor_steps: weight of KL(policy ‖ base) per element, at the chains that count. It falls
+            geometrically from the first to the second over this many env steps of learning, and stays there;
+            `anchor=0`: none.
         actor_lr, noise_samples, **options: see ChunkLearner.
 
     Raises:
@@ -121,8 +123,7 @@ class OGPO(ChunkLearner):
 
     def anchor_weight(self, learned_steps: int) -> float:
         """Return the weight of the KL to the base after `learned_steps` env steps of learning."""
-        done = min(1.0, learned_steps / max(1, self.anchor_steps))
-        return self.anchor and self.anchor * (self.anchor_final / self.anchor) ** done
+        return fallen(self.anchor, self.anchor_final, learned_steps / max(1, self.anchor_steps))
 
     def update_policy(self, batch: ChunkBatch) -> Metrics:
         """Draw groups at states of the batch, and take PPO's steps on the chains that count.
@@ -140,7 +141,7 @@ class OGPO(ChunkLearner):
             order = rows[torch.randperm(len(rows), generator=self.generator).to(self.device)]
             for part in order.tensor_split(-(-len(rows) // self.minibatch)):
                 loss, stats = self.objective.loss(samples, part)
-                loss = share * loss
+                loss = share * loss  # as if the chains that do not count had a loss of 0
                 if self.imitation and bool(good.any()):
                     imitation = self.imitation_loss(cond, chunk, good.float())
                     loss = loss + self.imitation * imitation

@@ -27,6 +27,11 @@ from robopolicy.policies.residual import ResidualPolicy
 from robopolicy.utils.optim import actor_adam, copy_into, load_optimizer_state, optimizer_state
 
 
+def fallen(first: float, last: float, done: float) -> float:
+    """Return a weight that falls geometrically from `first` to `last`, after the share `done` of its way; 0 stays."""
+    return first and first * (last / first) ** min(1.0, done)
+
+
 class ResidualTD3:
     """Learns `policy`'s residual and an ensemble of Q-functions of the full action.
 
@@ -157,8 +162,7 @@ class ResidualTD3:
 
     def penalty_weight(self, learned_steps: int) -> float:
         """Return λ after `learned_steps` env steps of learning."""
-        done = min(1.0, learned_steps / max(1, self.penalty_steps))
-        return self.penalty and self.penalty * (self.penalty_final / self.penalty) ** done
+        return fallen(self.penalty, self.penalty_final, learned_steps / max(1, self.penalty_steps))
 
     def _update_critic(self, batch: Batch, state: Tensor, action: Tensor) -> Metrics:
         with torch.no_grad():
