@@ -21,7 +21,7 @@ COMMAND = ("algo=residual", "algo.actor_lr=1e-3", "run_dir=x")
 
 def test_checking_an_override_costs_few_calls() -> None:
     verb, calls = find_verb("train"), 0
-    compose(verb, COMMAND)  # imports and reflects
+    arguments_for(verb.load(), compose(verb, COMMAND))  # imports and reflects
 
     def count(frame: FrameType, event: str, _: Any) -> None:
         nonlocal calls
