@@ -58,6 +58,12 @@ VERBS = {
             "a new folder where it says record=",
         ),
         Verb(
+            "arm new",
+            "limits and wiring of an arm of your own, from its URDF",
+            "robopolicy.real.arms.new:arm_new",
+            _RESTARTS,
+        ),
+        Verb(
             "serve",
             "a policy for arms on other machines",
             "robopolicy.real.planning.server:serve",
