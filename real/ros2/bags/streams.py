@@ -136,14 +136,23 @@ class Streams:
         return Stream(arrived, stamps if stamped else None, np.array([f[2] for f in found]))
 
     def _states(self) -> Stream:
-        reader = messages.StateReader(self.wiring, self._profile)
-        grip = bool(self.wiring.gripper)
-
-        def row(message: JointState) -> Array:
-            state = reader.read(message)
-            return np.concatenate([state.q, state.qd, [state.opening] * grip])
-
-        return self._stream(self._need("joint_states", JointState), JointState, row)
+        """States of the arm; messages of others are left out, and a gripper's own ones give the opening."""
+        reader, found = messages.StateReader(self.wiring, self._profile), list[tuple[float, float, Array]]()
+        arm, grip = self._need("joint_states", JointState), self.wiring.topics["gripper_states"]
+        fingers = None if grip is None else self._need("gripper_states", JointState)
+        for item in self.bag.items([arm] if fingers in (None, arm) else [arm, fingers]):
+            message = self._take(item, lambda m: m, JointState)
+            if item.topic == fingers and reader.has_gripper(message):
+                self._take(item, reader.read_gripper, JointState)
+            if item.topic == arm and reader.has_arm(message):
+                state = self._take(item, reader.read, JointState)
+                if grip is None or np.isfinite(state.opening):  # before the first one the robot is not whole
+                    opening = [state.opening] * bool(self.wiring.gripper)
+                    found.append((item.arrived, stamp_of(item), np.concatenate([state.q, state.qd, opening])))
+        if not found:
+            raise DataError(f"{self.bag.path}: {arm!r} holds no state of {list(self.wiring.joints)}")
+        arrived, stamps = (np.array([f[k] for f in found]) for k in (0, 1))
+        return Stream(arrived, stamps, np.array([f[2] for f in found]))
 
     def _commands(self) -> Stream:
         """Joints by time; of trajectories the serialised number alone, see `_commanded`."""

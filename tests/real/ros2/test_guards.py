@@ -170,9 +170,9 @@ GUARDS = [
     Guard("stops that waited", Subscriptions, "_on_key", "message.data not in STOPS", "True",
           with_patch(receipt.test_keys_that_waited_move_nothing_but_a_stop_always_counts)),
     Guard("stamps of features", Subscriptions, "_on_features",
-          'self.arm.stamps["features"].take(_seconds(message), at)',
+          'self.arm.stamps["features"].take(stamp_of(message), at)',
           "pass", with_patch(receipt.test_features_of_another_moment_are_not_used)),
-    Guard("stamps of pictures", Subscriptions, "_on_image", "self.arm.stamps[key].take(_seconds(message), at)", "pass",
+    Guard("stamps of pictures", Subscriptions, "_on_image", "self.arm.stamps[key].take(stamp_of(message), at)", "pass",
           moment("late")),
     Guard("stamps of echoes", RemoteArm, "on_commanded", "self.stamps[PLAYED].take(stamp, at)", "pass", echo),
     # -- whose it is
