@@ -64,6 +64,12 @@ VERBS = {
             _RESTARTS,
         ),
         Verb(
+            "arm check",
+            "a wiring and its limits against the running arm",
+            "robopolicy.real.arms.check:arm_check",
+            _RESTARTS,
+        ),
+        Verb(
             "serve",
             "a policy for arms on other machines",
             "robopolicy.real.planning.server:serve",

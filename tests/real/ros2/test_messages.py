@@ -121,7 +121,7 @@ def test_a_state_is_read_in_any_order():
 @pytest.mark.parametrize(
     ("change", "what"),
     [
-        (lambda: message(["fr3_joint1", *NAMES[1:]]), "'panda_joint1' is missing; beside them came .'fr3_joint1'"),
+        (lambda: message(["fr3_joint1", *NAMES[1:]]), "'panda_joint1' is missing; beside them came"),
         (lambda: message(NAMES[1:], np.array([*HOME[1:], 0.04, 0.04])), "'panda_joint1' is missing"),
         (lambda: message([NAMES[1], *NAMES[1:]]), "'panda_joint2' comes 2 times"),
         (lambda: message(NAMES[:8], np.array([*HOME, 0.04])), "'panda_finger_joint2' is missing"),
