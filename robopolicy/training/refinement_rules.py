@@ -93,15 +93,14 @@ def _of_slow_env(facts: BaseFacts, speed: str, env_steps: int | None) -> list[Ch
     slow = facts.steps_per_second < SLOW
     envs, updates, warmup = (4, 1, 3_000) if slow else (8, 0.5, 5_000)
     steps = env_steps or (40_000 if slow else 50_000)
-    n_step = 10 if facts.success_steps > 100 else 3
     found = [
         Choice((f"loop.total_steps={steps}", f"num_envs={envs}", f"loop.warmup_steps={warmup}",
                 f"loop.updates_per_step={updates}"), f"a slow env ({speed}): more updates for each env step"),
         Choice(("algo.exploration_std=0.1", "algo.warmup_std=0.15", f"algo.penalty_steps={steps // 5}",
                 "algo.penalty_final=0.03"), "a short budget: the residual is let out in a fifth of it"),
-        Choice(("loop.replay.gamma=0.99", f"loop.replay.n_step={n_step}"),
-               f"a success takes {facts.success_steps:.0f} steps"),
     ]  # fmt: skip
+    if facts.success_steps > 100:
+        found.append(Choice(("loop.replay.n_step=10",), f"a success takes {facts.success_steps:.0f} steps"))
     if facts.demonstrations:
         found.append(Choice(("loop.demo_fraction=0.25",), "few episodes: a quarter of each batch is demonstrations"))
     if kept := relative_elements(facts.elements):
