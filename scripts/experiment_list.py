@@ -75,7 +75,7 @@ SUITE = (
     PEG_EASY,
     PEG,
 )
-RESIDUAL_STEPS = (30_000, 100_000, 30_000, 150_000, 60_000, 150_000, 60_000, 150_000)  # env steps, by task
+RESIDUAL_STEPS = (60_000, 100_000, 30_000, 150_000, 60_000, 150_000, 60_000, 150_000)  # env steps, by task
 PICK_FLOW = Base("pick", 60, 1.0, ("loop.steps=3000", "policy=flow"), "flow")
 PICK_GAUSSIAN = Base("pick", 60, 1.0, ("loop.steps=3000", "policy=gaussian"), "gaussian")
 PICK_ACT = Base(
