@@ -15,7 +15,8 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from robopolicy.sim.arm import DH, FLANGE, HAND_YAW, HOME, JOINT_HIGH, JOINT_LOW, JOINT_VELOCITY, TCP
+from robopolicy.sim.arm import PANDA as PANDA_MODEL
+from robopolicy.sim.arm import TCP, ArmModel
 
 Array = NDArray[np.float64]
 _DAMPING, _POSTURE = 0.02, 0.1  # λ and the pull of the posture, of `ik_step`
@@ -41,12 +42,18 @@ class SerialArm:
         return len(self.home)
 
 
-_COS, _SIN = math.cos(HAND_YAW), math.sin(HAND_YAW)
-PANDA = SerialArm(
-    np.array([row[0] for row in DH], dtype=np.float64), np.array([row[1] for row in DH]),
-    np.array([0.0, 0.0, FLANGE + TCP]), np.array([[_COS, _SIN, 0.0], [-_SIN, _COS, 0.0], [0.0, 0.0, 1.0]]),
-    HOME, JOINT_LOW, JOINT_HIGH, JOINT_VELOCITY,
-)  # fmt: skip
+def serial_arm(model: ArmModel) -> SerialArm:
+    """Return the kinematics of a simulated arm."""
+    c, s = math.cos(model.hand_yaw), math.sin(model.hand_yaw)
+    return SerialArm(
+        np.array([row[0] for row in model.dh], dtype=np.float64),
+        np.array([row[1] for row in model.dh], dtype=np.float64),
+        np.array([0.0, 0.0, model.flange + TCP]), np.array([[c, s, 0.0], [-s, c, 0.0], [0.0, 0.0, 1.0]]),
+        model.home, model.low, model.high, model.velocity,
+    )  # fmt: skip
+
+
+PANDA = serial_arm(PANDA_MODEL)
 
 
 class Frame(NamedTuple):

@@ -25,5 +25,8 @@ def simulated_problems(wiring: Wiring, joints: int) -> list[str]:
     if wiring.grip is None:
         found.append("topics.gripper: name a topic: its fingers take an opening; found null")
     if len(wiring.joints) != joints:
-        found.append(f"limits: the task's arm has {joints} joints, these limits {len(wiring.joints)}; choose task.arm")
+        found.append(
+            f"limits: the task's arm has {joints} joints, these limits {len(wiring.joints)}; give the wiring "
+            "of another arm (mujoco_panda, mujoco_ur5e), or task.arm"
+        )
     return found

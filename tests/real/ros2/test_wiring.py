@@ -31,7 +31,7 @@ def test_limits_may_lie_beside_the_wiring(tmp_path):
 
 @pytest.mark.parametrize("limits", ["cell1_fr3", "none.json", "panda.yaml", "", "../panda"])
 def test_unknown_limits_are_refused_by_key_file_and_what_there_is(tmp_path, limits):
-    with pytest.raises(WiringError, match=r"cell\.yaml: limits.*fr3, panda, so101, ur5e.*JSON"):
+    with pytest.raises(WiringError, match=r"cell\.yaml: limits.*fr3, panda, so101, ur5e, ur5e_hand.*JSON"):
         load_wiring(wiring(tmp_path, limits=limits))
 
 
