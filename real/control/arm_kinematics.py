@@ -8,6 +8,10 @@ from robopolicy.core.errors import SpecError
 from robopolicy.real.safety.profile import Profile
 from robopolicy.sim.kinematics import SerialArm
 
+_FIX = (
+    "Give the wiring of the task's arm, choose the task's arm by task.arm, or give task=null for a policy of the "
+    "robot's own data"
+)
 CLOSE = 1e-3  # m: frames that differ by less are those of one arm
 
 
@@ -24,10 +28,7 @@ def check_arm(arm: SerialArm, profile: Profile) -> None:
     """Raise SpecError where actions that `arm` decodes would be for another arm than that of `profile`."""
     other = kinematics_of(profile)
     if arm.dof != other.dof:
-        raise SpecError(
-            f"task: its arm has {arm.dof} joints, the limits {profile.robot!r} have {other.dof}. Choose the task's arm "
-            "(task.arm), or give task=null for a policy of the robot's own data"
-        )
+        raise SpecError(f"task: its arm has {arm.dof} joints, the limits {profile.robot!r} have {other.dof}. {_FIX}")
     for part, mine, theirs in (
         ("offsets", arm.offsets, other.offsets), ("turns", arm.quarter_turns, other.quarter_turns),
         ("rotations", arm.rotations, other.rotations), ("tcp", arm.tool, other.tool),
@@ -35,6 +36,5 @@ def check_arm(arm: SerialArm, profile: Profile) -> None:
         if mine.shape != theirs.shape or not (np.abs(mine - theirs) < CLOSE).all():
             raise SpecError(
                 f"task: its arm is not that of the limits {profile.robot!r}: kinematics.{part} differ, so its actions "
-                "would lead elsewhere. Choose the task's arm (task.arm), or give task=null for a policy of the robot's "
-                "own data"
+                f"would lead elsewhere. {_FIX}"
             )
