@@ -9,6 +9,7 @@ from typing import Annotated
 
 import pydantic
 
+from robopolicy.core.errors import RobopolicyError
 from robopolicy.core.untrusted import read_text
 from robopolicy.real.arms.profile_of_urdf import PerJoint, Sheet, profile_of
 from robopolicy.real.arms.urdf import LARGEST, UrdfError, read_urdf
@@ -64,7 +65,12 @@ def arm_new(
     write_atomically(wiring, wiring_text(
         chain, name=name, limits=limits.name, fingers=fingers, strokes=strokes, controller=controller, rate_hz=rate_hz
     ))  # fmt: skip
-    profile = load_wiring(str(wiring)).profile()
+    try:
+        profile = load_wiring(str(wiring)).profile()
+    except RobopolicyError:  # nothing that cannot be used stays
+        for path in (limits, wiring):
+            path.unlink()
+        raise
     print(f"{limits}: {len(chain.joints)} joints from {chain.base!r} to {chain.tip!r}")
     width = max(map(len, data["sources"]))
     print(*(f"  {key:{width}}  {text}" for key, text in data["sources"].items()), sep="\n")

@@ -16,7 +16,7 @@ from robopolicy.real.safety.settings import Settings
 POSES = 1000  # drawn at random, with one seed for all arms
 NEAR = 3  # links: a wrist's axes meet, and so its shapes
 ALWAYS = 0.98  # of the poses in which a pair touches: neighbours, which the shapes cannot tell apart
-CLEAR = 0.02  # m between capsules at home
+CLEAR = 0.02  # m between capsules that are apart, of an arm of a Panda's size
 
 
 def capsules_of(offsets: Array, tcp: Array, radius: float) -> list[dict[str, Any]]:
@@ -40,7 +40,7 @@ def add_pairs(data: dict[str, Any]) -> None:
         [a["name"], b["name"]] for k, a in enumerate(shapes) for b in shapes[k + 1 :] if b["link"] - a["link"] > 1
     ]
     gaps = _gaps(data, _poses(data))
-    touching = (gaps < Settings().self_distance).mean(axis=0)
+    touching = (gaps < _clear(data)).mean(axis=0)
     apart = {c["name"]: c["link"] for c in shapes}
     for (a, b), share in zip(data["pairs"], touching, strict=True):
         if share >= ALWAYS and apart[b] - apart[a] > NEAR:
@@ -58,7 +58,7 @@ def add_home(data: dict[str, Any]) -> None:
     profile = _profile(data)
     scale = np.array([1 / profile.length] * 3 + [1.0] * 3)
     condition = np.array([np.linalg.cond(jac * scale) for jac in Body(profile).at(q).jacobian])
-    condition[(_gaps(data, q) < CLEAR).any(axis=1)] = np.inf
+    condition[(_gaps(data, q) < _clear(data)).any(axis=1)] = np.inf
     best = int(condition.argmin())
     if not condition[best] < profile.settings.condition:
         raise UrdfError(
@@ -66,6 +66,11 @@ def add_home(data: dict[str, Any]) -> None:
             "smaller radius=, or home=[…] in rad"
         )
     data["home"] = np.round(q[best], 3).tolist()
+
+
+def _clear(data: dict[str, Any]) -> float:
+    """m between capsules that are apart, by the arm's size."""
+    return max(CLEAR * min(1.0, data["kinematics"]["length"]), 2 * Settings().self_distance)
 
 
 def _profile(data: dict[str, Any]) -> Profile:

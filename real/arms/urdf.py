@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NoReturn
 from xml.parsers import expat
 
@@ -64,7 +65,11 @@ class Urdf:
 
     def above(self, link: str) -> UrdfJoint | None:
         """Return the joint that moves a link; None at the root."""
-        return next((j for j in self.joints.values() if j.child == link), None)
+        return self._above.get(link)
+
+    @cached_property
+    def _above(self) -> dict[str, UrdfJoint]:
+        return {j.child: j for j in self.joints.values()}
 
 
 def read_urdf(text: str) -> Urdf:

@@ -149,8 +149,8 @@ def _check(joint: UrdfJoint) -> None:
 def _to_axis(joint: UrdfJoint) -> Array:
     """[3 3] that turns z to the joint's axis, by the least angle."""
     length = float(np.linalg.norm(joint.axis))
-    if not length > 1e-6:
-        raise UrdfError(f"urdf: joint {joint.name!r}: expected an axis, found {joint.axis}")
+    if not 1e-6 < length < 1e6:
+        raise UrdfError(f"urdf: joint {joint.name!r}: expected an axis of length 1, found {joint.axis}")
     x, y, z = np.array(joint.axis) / length
     if z < -1 + 1e-12:
         return np.diag([1.0, -1.0, -1.0])

@@ -58,7 +58,7 @@ def fingers_of(urdf: Urdf, chain: ArmChain) -> dict[str, float]:
         if joint.type == "prismatic" and joint.parent in moved and joint.name not in inside:
             driver, factor = (joint.name, 1.0) if joint.mimic is None else (joint.mimic.joint, joint.mimic.multiplier)
             found[driver] = found.get(driver, 0.0) + factor
-    return {k: v for k, v in found.items() if k in urdf.joints and v > 0}
+    return {k: v for k, v in found.items() if k in urdf.joints and v > 0 and urdf.joints[k].upper > 0}  # NaN: unknown
 
 
 def wiring_text(

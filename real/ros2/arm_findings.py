@@ -23,6 +23,7 @@ from robopolicy.real.safety.array_ops import Array
 
 SLOW = 0.8  # of the wiring's rate
 COARSE = 0.02  # rad: a joint whose position moves in larger steps is not followed
+MOST = 256  # joints of others that are told apart
 MOVED = 0.02  # rad: a joint that went further shows its direction
 
 
@@ -42,7 +43,8 @@ class Heard:
         if not message.name:
             self.empty += 1
         ours = {*reader.wiring.joints, *reader.wiring.gripper}
-        self.foreign.update(n for n in message.name if n not in ours)
+        if len(self.foreign) < MOST:
+            self.foreign.update(n for n in message.name[:MOST] if n not in ours)
         try:
             if reader.has_gripper(message):
                 reader.read_gripper(message)

@@ -22,6 +22,7 @@ from std_srvs.srv import Trigger
 from trajectory_msgs.msg import JointTrajectory
 
 from robopolicy.core.types import IMAGES
+from robopolicy.real.control.arm_kinematics import check_arm
 from robopolicy.real.control.robots import MujocoArm
 from robopolicy.real.ros2 import messages
 from robopolicy.real.ros2.cdr import TrajectoryBytes
@@ -60,7 +61,9 @@ class ArmNode(Node):
             )
         self.env, self.wiring, self.lost, self.lockstep = env, wiring, lost, lockstep
         self.rng = np.random.default_rng(0)
-        self.arm = MujocoArm(env.task, wiring.profile(), dt=wiring.tick_s)
+        profile = wiring.profile()
+        check_arm(env.arm, profile)
+        self.arm = MujocoArm(env.task, profile, dt=wiring.tick_s)
         self.names, self.dt_ns = feature_names(env), wiring.dt_ns
         self._bytes = TrajectoryBytes(wiring.joints, wiring.dt_ns)
         start = time.time_ns() // self.dt_ns

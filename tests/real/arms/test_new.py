@@ -11,12 +11,14 @@ from robopolicy.cli.main import main
 from robopolicy.core.errors import RobopolicyError
 from robopolicy.real.arms.new import arm_new
 from robopolicy.real.arms.urdf import UrdfError
+from robopolicy.real.control.arm_kinematics import kinematics_of
 from robopolicy.real.ros2.urdf import check_urdf
 from robopolicy.real.ros2.wiring import load_wiring
-from robopolicy.real.safety import CommandLimiter
+from robopolicy.real.safety import CommandLimiter, load_profile
 from robopolicy.real.safety.audit import joint_violations, space_violations
+from robopolicy.sim.kinematics import forward
 from tests.real.adversary import targets
-from tests.real.arms.robots import joint, random_arm, simple
+from tests.real.arms.robots import joint, random_arm, robot, simple
 
 DT = 0.004
 FINGERS = (
@@ -110,3 +112,23 @@ def test_the_command_line_names_a_typo_and_a_missing_file(tmp_path, capsys):
     assert "no.urdf is missing" in capsys.readouterr().err
     assert main(["arm", "new", f"urdf={tmp_path}/no.urdf", f"out={tmp_path}/x", "tipp=tool"]) == 2
     assert "tip" in capsys.readouterr().err
+
+
+def test_an_arm_of_five_joints_with_a_jaw_that_turns_is_the_profile_that_ships(tmp_path):
+    """The SO-101's own numbers: a small arm, other rotations than quarter turns about x, a placeholder of a speed."""
+    known = load_profile("so101")
+    k, low, high = known.data["kinematics"], known.maker["low"], known.maker["high"]
+    parts = [
+        joint(name, f"l{i}", f"l{i + 1}", xyz=k["offsets"][i], rpy=k["rpy"][i],
+              limit=f'lower="{low[i]}" upper="{high[i]}" velocity="10" effort="10"')
+        for i, name in enumerate(known.joints)
+    ]  # fmt: skip
+    tool = joint("tool", "l5", "tool", type="fixed", xyz=k["tcp"])
+    path = file_of(tmp_path, robot(*parts, tool, joint("gripper", "l5", "jaw")))
+    with pytest.raises(UrdfError, match="velocity: the URDF says 10 rad/s"):
+        arm_new(urdf=path, out=tmp_path, tip="tool")
+    wiring = load_wiring(str(arm_new(urdf=path, out=tmp_path, tip="tool", velocity=3.0, source="Feetech STS3215")))
+    profile, q = wiring.profile(), np.random.default_rng(0).uniform(low, high, (5, 5))
+    assert wiring.gripper == {} and wiring.grip is None and profile.length == pytest.approx(known.length, abs=0.02)
+    for mine, theirs in zip(*(forward(q, kinematics_of(p)) for p in (profile, known)), strict=True):
+        np.testing.assert_allclose(mine, theirs, atol=1e-12)

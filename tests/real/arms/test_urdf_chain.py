@@ -104,6 +104,7 @@ def test_the_arm_ends_at_the_named_frame_and_leaves_its_gripper_out():
         ({"j4": {"limit": 'lower="-170" upper="170" velocity="1"'}}, r"'j4'.*degrees"),
         ({"j5": {"xyz": (0, 0, 333)}}, r"'j5'.*333.*millimetres"),
         ({"j5": {"axis": (0, 0, 0)}}, r"'j5': expected an axis"),
+        ({"j5": {"axis": (1e300, 0, 1e300)}}, r"'j5': expected an axis"),
         ({"j6": {"more": '<mimic joint="j1"/>'}}, r"'j6': moves with 'j1'"),
         ({"j6": {"limit": 'lower="nan" upper="1"'}}, r"'j6': limit lower: expected 1 finite"),
         ({"j6": {"limit": 'lower="-1 0" upper="1"'}}, r"'j6': limit lower: expected 1 finite"),
