@@ -221,9 +221,11 @@ def _watchdog_problems(wiring: Wiring) -> Iterator[str]:
     watched["images"] = {f"cameras.{key}": way for key, way in wiring.cameras.items()}
     for dog, ways in watched.items():
         if (patience := wiring.watchdogs.get(dog)) is None:
-            if ways != {"topics.gripper_states": None}:
+            if any(ways.values()):
                 yield f"watchdogs.{dog}: expected seconds for hold or fault, as topics.{dog} has messages of its own"
             continue
+        if dog == "gripper_states" and not any(ways.values()):
+            yield f"watchdogs.{dog}: expected none, as there is no topics.{dog}: the arm would be held for good"
         shortest = min(patience.slow, patience.hold, patience.fault)
         if shortest == math.inf:
             yield f"watchdogs.{dog}: expected seconds for slow, hold or fault, found none"

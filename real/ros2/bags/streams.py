@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from trajectory_msgs.msg import JointTrajectory
 
 from robopolicy.core.errors import DataError
 from robopolicy.real.control.joint_order import JointOrder
+from robopolicy.real.control.robots import State
 from robopolicy.real.ros2 import messages
 from robopolicy.real.ros2.bags.checks import Stream, newest
 from robopolicy.real.ros2.bags.reader import Bag, Item, decode, stamp_of, type_name
@@ -140,15 +142,17 @@ class Streams:
         reader, found = messages.StateReader(self.wiring, self._profile), list[tuple[float, float, Array]]()
         arm, grip = self._need("joint_states", JointState), self.wiring.topics["gripper_states"]
         fingers = None if grip is None else self._need("gripper_states", JointState)
+
+        def take(topic: str, message: JointState) -> State | None:
+            if topic == fingers and reader.has_gripper(message):
+                reader.read_gripper(message)
+            return reader.read(message) if topic == arm and reader.has_arm(message) else None
+
         for item in self.bag.items([arm] if fingers in (None, arm) else [arm, fingers]):
-            message = self._take(item, lambda m: m, JointState)
-            if item.topic == fingers and reader.has_gripper(message):
-                self._take(item, reader.read_gripper, JointState)
-            if item.topic == arm and reader.has_arm(message):
-                state = self._take(item, reader.read, JointState)
-                if grip is None or np.isfinite(state.opening):  # before the first one the robot is not whole
-                    opening = [state.opening] * bool(self.wiring.gripper)
-                    found.append((item.arrived, stamp_of(item), np.concatenate([state.q, state.qd, opening])))
+            state = self._take(item, partial(take, item.topic), JointState)
+            if state is not None and (grip is None or np.isfinite(state.opening)):  # before, the robot is not whole
+                opening = [state.opening] * bool(self.wiring.gripper)
+                found.append((item.arrived, stamp_of(item), np.concatenate([state.q, state.qd, opening])))
         if not found:
             raise DataError(f"{self.bag.path}: {arm!r} holds no state of {list(self.wiring.joints)}")
         arrived, stamps = (np.array([f[k] for f in found]) for k in (0, 1))

@@ -63,6 +63,7 @@ def test_a_gripper_in_messages_of_its_own_is_joined():
     ("changes", "what"),
     [
         ({"topics__gripper_states": APART["topics__gripper_states"]}, "watchdogs.gripper_states: expected seconds"),
+        ({"watchdogs__gripper_states": {"hold": 0.2}}, "watchdogs.gripper_states: expected none"),
         ({**APART, "gripper": {}}, "topics.gripper_states: expected null, as `gripper` names no joint"),
         ({**APART, "watchdogs__gripper_states": {"hold": 0.05}}, "watchdogs.gripper_states: 0.05 s is less than two"),
     ],
