@@ -8,13 +8,13 @@ import logging
 import math
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from rich.console import Console
 
-from robopolicy.config.schema import Natural
+from robopolicy.config.schema import TARGET, Natural
 from robopolicy.core.errors import CheckpointError
 from robopolicy.core.protocols import Progress
 from robopolicy.core.untrusted import parse_json
@@ -190,6 +190,17 @@ class Tracker:
     def _fail(self, name: str, error: Exception) -> None:
         self.failure = f"{name}: {type(error).__name__}: {error}"
         _log.warning("%s failed (%s: %s); the run continues without it.", name, type(error).__name__, error)
+
+
+def grouped(node: Mapping[str, Any], group: str, name: str | None = None) -> dict[str, Any]:
+    """Return the node of a tracker for one of several runs, shown in `group` unless the node names another.
+
+    Args:
+        name: of this run; None: as the node says.
+    """
+    if node[TARGET] != "tracker":  # a user's own may take neither
+        return dict(node)
+    return {**node, "group": node.get("group") or group, "name": name or node.get("name")}
 
 
 class _Warnings(logging.Handler):
