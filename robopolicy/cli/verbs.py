@@ -77,6 +77,12 @@ VERBS = {
             "was; the same command with overwrite=true starts again and replaces it",
         ),
         Verb(
+            "data import",
+            "a LeRobot dataset of others: fetch, convert, say what its actions mean",
+            "robopolicy.datasets.importing:data_import",
+            _RESTARTS,
+        ),
+        Verb(
             "data check",
             "every defect of a dataset, by episode and frame",
             "robopolicy.datasets.inspect:data_check",

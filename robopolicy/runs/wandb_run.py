@@ -20,6 +20,7 @@ from robopolicy.utils.atomic import write_atomically
 Mode = Literal["auto", "online", "offline", "disabled"]
 ID_FILE = "wandb_id"  # in the run directory; a resumed run continues the run of this id
 _ANSWER_S = 5.0  # time-out of wandb's server
+_STATS_S = 5.0  # seconds between samples of the machine's load
 _IDENT = re.compile(r"[A-Za-z0-9_-]{1,64}")  # The id becomes part of a path.
 _CHARTS = ("train/*", "eval/*", "report/*", "films/*", "wall_s")  # drawn over the training's own axis
 _log = logging.getLogger(__name__)
@@ -88,7 +89,9 @@ class WandbRun:
         if not file.is_file() or not _IDENT.fullmatch(read_text(file, limit=4096).strip()):
             write_atomically(file, secrets.token_hex(4) + "\n")
         ident = file.read_text(encoding="utf-8").strip()
-        settings = wandb.Settings(console="off", silent=True, disable_git=True, disable_code=True)
+        settings = wandb.Settings(
+            console="off", silent=True, disable_git=True, disable_code=True, x_stats_sampling_interval=_STATS_S
+        )
 
         def init() -> Any:
             if self.mode == "online":

@@ -21,6 +21,7 @@ from robopolicy.runs import wandb_run
 from robopolicy.runs.logger import Tracker
 from robopolicy.runs.wandb_run import auto_mode
 from robopolicy.world_models.evaluation.world_model_report import write_world_model_report
+from scripts.wandb_read_back import history, offline_files, records
 
 
 def rows(path: Path) -> list[dict[str, Any]]:
@@ -44,34 +45,8 @@ def python(code: str, *arguments: str | Path, env: dict[str, str], cwd: Path) ->
     return done.stderr
 
 
-def records(run_dir: Path, kind: str) -> list[Any]:
-    """Every record of a kind in the offline runs of a run directory, read by wandb's own reader, oldest run first."""
-    from wandb.proto import wandb_internal_pb2
-    from wandb.sdk.internal.datastore import DataStore
-
-    found = []
-    for path in sorted(run_dir.glob("wandb/offline-run-*/run-*.wandb")):
-        store = DataStore()
-        store.open_for_scan(str(path))
-        while (data := store.scan_data()) is not None:
-            record = wandb_internal_pb2.Record.FromString(data)
-            if record.WhichOneof("record_type") == kind:
-                found.append(getattr(record, kind))
-    return found
-
-
 def logged(run_dir: Path) -> list[dict[str, Any]]:
-    """Rows of the history. A film has several items, one a field."""
-    rows = []
-    for entry in records(run_dir, "history"):
-        rows.append(row := dict[str, Any]())
-        for item in entry.item:
-            *outer, last = item.nested_key or [item.key]
-            inner = row
-            for key in outer:
-                inner = inner.setdefault(key, {})
-            inner[last] = json.loads(item.value_json)
-    return rows
+    return history(offline_files(run_dir))
 
 
 def same_numbers(run_dir: Path, axis: str = "step") -> bool:
@@ -226,10 +201,13 @@ def test_runs_go_on_where_wandb_is_not_installed(
 
 LOOP = """
 import sys
+import time
 from pathlib import Path
 import numpy as np
 from robopolicy.evaluation.mp4 import Mp4Writer
 from robopolicy.runs.logger import Tracker, logging
+from robopolicy.runs import wandb_run
+wandb_run._STATS_S = 0.2
 first, last = int(sys.argv[2]), int(sys.argv[3])
 tracker = Tracker(sys.argv[1], wandb="offline", axis="env_steps", group="together", tags=("a",), config={"seed": 3})
 tracker.rewind(first or None)
@@ -239,6 +217,7 @@ for step in range(first + 1, last + 1):
     tracker.log({"train/loss": 1.0 / step}, step)
     tracker.video("films/0", "film.mp4", step, "a failure")
 logging.getLogger("robopolicy.somewhere").warning("the gripper is %s", "stuck")
+time.sleep(1)
 tracker.close()
 """
 
@@ -248,13 +227,14 @@ def test_films_config_notes_and_system_metrics_are_in_the_file(tmp_path: Path) -
     films = [row["films/0"] for row in logged(tmp_path / "run")]
     assert [film["_type"] for film in films] == ["video-file"] * 3 and films[0]["caption"] == "a failure"
     assert len(list((tmp_path / "run").glob("wandb/offline-run-*/files/media/videos/films/*.mp4"))) == 3
-    run = records(tmp_path / "run", "run")
+    files = offline_files(tmp_path / "run")
+    run = records(files, "run")
     assert run[0].run_group == "together" and list(run[0].tags) == ["a"]
     assert {u.key: json.loads(u.value_json) for u in run[0].config.update}["seed"] == 3
     assert run[-1].notes == "- step 3: warning: the gripper is stuck"
-    axes = {metric.glob_name or metric.name: metric.step_metric for metric in records(tmp_path / "run", "metric")}
+    axes = {metric.glob_name or metric.name: metric.step_metric for metric in records(files, "metric")}
     assert axes["train/*"] == axes["films/*"] == "env_steps"
-    assert records(tmp_path / "run", "stats"), "system metrics"
+    assert records(files, "stats"), "system metrics"
 
 
 def test_a_resumed_offline_run_is_whole_in_its_newest_file(tmp_path: Path) -> None:
