@@ -57,9 +57,8 @@ def data_check(*, dataset: Path, saturated: Fraction = 0.5, shown: Count = 50, t
     if source.repeats_state:
         print(f"{ENV_STATE} repeats {STATE}: read once")
     if source.meta is None:
-        print(
-            f"It does not say what its actions mean, which training needs: {command(dataset, None, missing_facts(source))}"
-        )
+        asked = command(dataset, None, missing_facts(source))
+        print(f"It does not say what its actions mean, which training needs to know: {asked}")
 
 
 def inspect(source: DatasetInfo, *, saturated: float = 0.5) -> list[Defect]:

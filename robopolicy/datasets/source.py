@@ -190,9 +190,8 @@ def resolve_action_spec(source: DatasetInfo, given: ActionSpec | None) -> Action
     if not column.is_number:
         raise DataError(f"{source.root}: action: expected numbers, found dtype {column.dtype!r}")
     if spec is None:
-        raise DataError(
-            f"{source.root}: action_spec is missing. {_GIVE_SPEC.format(root=source.root)} Its action names are {column.names}."
-        )
+        how = _GIVE_SPEC.format(root=source.root)
+        raise DataError(f"{source.root}: action_spec is missing. {how} Its action names are {column.names}.")
     if column.shape != (spec.dim,):
         raise DataError(
             f"{source.root}: action has shape {column.shape}, action_spec has {spec.dim} dimensions {spec.names}"

@@ -20,7 +20,7 @@ from robopolicy.utils.atomic import write_atomically
 Mode = Literal["auto", "online", "offline", "disabled"]
 ID_FILE = "wandb_id"  # in the run directory; a resumed run continues the run of this id
 _ANSWER_S = 5.0  # time-out of wandb's server
-_STATS_S = 5.0  # seconds between samples of the machine's load
+_STATS_S = 2.0  # seconds between samples of the machine's load
 _IDENT = re.compile(r"[A-Za-z0-9_-]{1,64}")  # The id becomes part of a path.
 _CHARTS = ("train/*", "eval/*", "report/*", "films/*", "wall_s")  # drawn over the training's own axis
 _log = logging.getLogger(__name__)
@@ -47,7 +47,7 @@ class WandbRun:
     def __init__(self, folder: Path, *, mode: str, axis: str, options: dict[str, Any]) -> None:
         self.axis, self.notes, self._wandb = axis, list[str](), import_wandb()
         self.mode = auto_mode(self._wandb) if mode == "auto" else mode
-        self._run = None if self.mode == "disabled" else self._start(folder, mode, options)
+        self._run: Any = None if self.mode == "disabled" else self._start(folder, mode, options)
         if self._run is not None:
             self._run.define_metric(axis)
             for name in _CHARTS:

@@ -58,7 +58,8 @@ def old_format(path: Path) -> Path:
     features = vectors | {k: {"dtype": v, "shape": [1], "names": None} for k, v in columns.items()}
     info = {
         "codebase_version": "v2.1", "robot_type": "arm", "total_episodes": 2, "total_frames": sum(LENGTHS),
-        "total_tasks": 1, "total_videos": 0, "total_chunks": 1, "chunks_size": 1000, "fps": 10, "splits": {"train": "0:2"},
+        "total_tasks": 1, "total_videos": 0, "total_chunks": 1, "chunks_size": 1000, "fps": 10,
+        "splits": {"train": "0:2"},
         "data_path": "data/chunk-{episode_chunk:03d}/episode_{episode_index:06d}.parquet", "video_path": None,
         "features": features,
     }  # fmt: skip
