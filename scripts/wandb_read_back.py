@@ -34,7 +34,7 @@ LOOPS: dict[str, tuple[str, ...]] = {
                    "loop.warmup_steps=80", "loop.critic_only_updates=4", "loop.updates_per_step=0.1",
                    "loop.batch_size=16", "loop.eval_every=480"),
     "world_model": ("algo=world_model", "dataset=data", "threads=1", "loop.steps=60", "loop.batch_size=16",
-                    "loop.success.min_positives=1", "loop.labelled=32"),
+                    "loop.success.min_positives=1", "loop.labelled=32", "loop.holdout=0.4"),
     "imagined": ("algo=dppo", "world=imagined", "world.model=world_model", "world.even_if_bad=true", "base=bc", *TASK,
                  *FEW, "loop.total_steps=960", "loop.rollout_steps=20", "loop.eval_every=480"),
     "resumed": ("policy=diffusion", "dataset=data", *TASK, "loop.steps=120", "loop.evaluate_every=40",
@@ -49,7 +49,7 @@ def main() -> int:
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="wandb") as name:
         folder = Path(name)
-        train("demos", "task=reach", "task.horizon=40", "out=data", "episodes=12", "num_envs=4", folder=folder)
+        train("demos", "task=reach", "task.horizon=40", "out=data", "episodes=40", "num_envs=4", folder=folder)
         found = {}
         for loop, keys in LOOPS.items():
             command = ("train", *keys, f"run_dir={loop}", "tracker=wandb", "tracker.group=read_back")
