@@ -7,6 +7,7 @@ import json
 import logging
 import math
 import os
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -20,7 +21,7 @@ from robopolicy.core.protocols import Progress
 from robopolicy.core.untrusted import parse_json
 from robopolicy.runs.progress_bars import Silent, progress_bar
 from robopolicy.runs.tensorboard_run import TensorBoardRun
-from robopolicy.runs.wandb_run import Mode, WandbRun, announce
+from robopolicy.runs.wandb_run import Mode, WandbRun
 from robopolicy.utils.atomic import write_atomically
 
 Axis = Literal["step", "updates", "env_steps"]
@@ -29,10 +30,17 @@ _log = logging.getLogger(__name__)
 
 
 class Sink(Protocol):
-    """A service that shows a run: `name` is that of the config's key."""
+    """A service that shows a run.
 
-    name: str
+    `name`: of the config's key. `active`: False where the user's settings disable it. `place`: where to see the run.
+    """
 
+    @property
+    def name(self) -> str: ...
+    @property
+    def active(self) -> bool: ...
+    @property
+    def place(self) -> str: ...
     def rewind(self, step: int | None, rows: list[dict[str, Any]]) -> None: ...
     def log(self, metrics: dict[str, Any], step: int) -> None: ...
     def video(self, name: str, path: Path, step: int, caption: str) -> None: ...
@@ -89,7 +97,7 @@ class Tracker:
         options = {"project": project, "group": group, "name": name or folder.resolve().name, "tags": list(tags),
                    "config": config}  # fmt: skip
         if mode != "disabled":
-            self._start("wandb", lambda: self._wandb(folder, mode, axis, options))
+            self._start("wandb", lambda: WandbRun(folder, mode=mode, axis=axis, options=options))
         if tensorboard:
             self._start("tensorboard", lambda: TensorBoardRun(folder, config=config))
         if self.sinks:
@@ -164,19 +172,17 @@ class Tracker:
         if self.failure:
             _log.warning("This run was not shown to its end: %s. %s has all numbers.", self.failure, self.path)
 
-    def _wandb(self, folder: Path, mode: str, axis: str, options: dict[str, Any]) -> Sink | None:
-        run = WandbRun(folder, mode=mode, axis=axis, options=options)
-        if run.active and not self.quiet:
-            announce(run, self.console.file)
-        return run if run.active else None
-
-    def _start(self, name: str, make: Callable[[], Sink | None]) -> None:
+    def _start(self, name: str, make: Callable[[], Sink]) -> None:
         try:
             sink = make()
         except Exception as error:
             self._fail(name, error)
-        else:
-            self.sinks += [] if sink is None else [sink]
+            return
+        if not sink.active:
+            return
+        self.sinks.append(sink)
+        if not self.quiet:
+            print(f"{name}: {sink.place}", file=self.console.file or sys.stderr, flush=True)
 
     def _each(self, action: Callable[[Sink], None]) -> None:
         """Call wandb and TensorBoard; an error becomes a warning, and the run continues without the failed one."""

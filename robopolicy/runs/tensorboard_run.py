@@ -30,6 +30,7 @@ class TensorBoardRun:
     """
 
     name = "tensorboard"
+    active = True
 
     def __init__(self, folder: Path, *, config: dict[str, Any] | None) -> None:
         try:
@@ -40,6 +41,7 @@ class TensorBoardRun:
             ) from None
         self._open = partial(SummaryWriter, str(folder / FOLDER))
         self._writer = self._open()
+        self.place = f"tensorboard --logdir {folder}"  # the command that shows it
         self._config, self._process = config, psutil.Process()
         self._process.cpu_percent()  # The first call measures nothing.
 

@@ -7,7 +7,6 @@ import logging
 import re
 import secrets
 import ssl
-import sys
 import urllib.error
 import urllib.request
 from pathlib import Path
@@ -59,8 +58,8 @@ class WandbRun:
 
     @property
     def place(self) -> str:
-        """Address of the run, or its folder where it is offline."""
-        return str(self._run.url if self.mode == "online" else Path(self._run.dir).parent)
+        """Mode, and address of the run, or its folder where it is offline."""
+        return f"{self.mode}, {self._run.url if self.mode == 'online' else Path(self._run.dir).parent}"
 
     def rewind(self, step: int | None, rows: list[dict[str, Any]]) -> None:
         """Log the earlier rows of a resumed run again, where this process has a file of its own (offline)."""
@@ -108,11 +107,6 @@ class WandbRun:
             wandb.teardown()  # wandb's service still holds the run that failed.
             self.mode = "offline"
             return init()
-
-
-def announce(run: WandbRun, file: Any) -> None:
-    """Print where the run is shown."""
-    print(f"wandb: {run.mode}, {run.place}", file=file or sys.stderr, flush=True)
 
 
 def auto_mode(wandb: Any) -> str:
