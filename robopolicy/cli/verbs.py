@@ -94,6 +94,7 @@ VERBS = {
             "robopolicy.datasets.inspect:data_check",
             _RESTARTS,
         ),
+        Verb("data view", "an episode in LeRobot's viewer", "robopolicy.datasets.view:data_view", _RESTARTS),
         Verb("export", "a checkpoint for LeRobot's commands", "robopolicy.policies.lerobot.export:export", _RESTARTS),
         Verb(
             "quickstart",
