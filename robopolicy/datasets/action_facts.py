@@ -40,7 +40,7 @@ class ActionFacts:
     """
 
     names: tuple[str, ...] | None = None
-    units: tuple[str, ...] | None = None
+    units: tuple[str | int, ...] | None = None  # the unit 1 is a number in YAML and on the command line
     low: tuple[float, ...] | None = None
     high: tuple[float, ...] | None = None
     frame: Literal["base", "tcp", "joint", "world"] | None = None
@@ -71,6 +71,8 @@ def join_facts(known: Mapping[str, Any], given: ActionFacts, dim: int, key: str)
     found = {**known, **given.given}
     if found.get("gripper") == "none":
         found |= {"gripper": None, "gripper_meaning": found.get("gripper_meaning", "")}
+    if "units" in found:
+        found["units"] = tuple(map(str, found["units"]))
     unknown = [f.name for f in fields(ActionSpec) if f.name not in found]
     for name in _PER_CHANNEL:
         if len(found.get(name, ())) == 1:

@@ -113,7 +113,9 @@ def test_joint_targets_are_inferred_and_trained_on(tmp_path: Path, capsys: pytes
     path = recorded(tmp_path / "arm")
     assert main(["train", "policy=gaussian", f"dataset={path}", f"run_dir={tmp_path / 'run'}", "tracker=quiet"]) == 1
     assert f"robopolicy data import dataset={path}" in capsys.readouterr().err
-    assert main(["data", "import", f"dataset={path}", "outcomes=success"]) == 0
+    assert main(["data", "import", f"dataset={path}", "action.units=[deg,deg,1]"]) == 0, "1 is a number for Hydra"
+    assert load_episodes(path).action_spec.units == ("deg", "deg", "1")
+    assert main(["data", "import", f"dataset={path}", "outcomes=success"]) == 0, "replaces the wrong units"
     said = capsys.readouterr().out
     assert "inferred action.reference=absolute" in said and "action.units=[rad,rad,1]" in said
     episodes = load_episodes(path)
