@@ -100,13 +100,19 @@ def facts(run_dir: Path, curve: str) -> dict[str, int]:
     return {
         "curve_points": sum(curve in row for row in rows),
         "evaluations": sum("eval/success_low" in row for row in rows),
-        "films": sum(row[k]["_type"] == "video-file" for row in history(files) for k in row if k.startswith("films/")),
+        "films": sum(films(file) for file in files),
         "config_keys": len([update.key for update in config if update.key in ("seed", "loop", "tracker")]),
         "system_samples": len(records(files, "stats")),
         "steps_missing": len({line["step"] for line in lines} - steps),
         "ids": len({file.name for file in files}),
         "files": len(files),
     }
+
+
+def films(file: Path) -> int:
+    """Films of a run's file that are there."""
+    found = [row[key] for row in history([file]) for key in row if key.startswith("films/")]
+    return sum(f["_type"] == "video-file" and (file.parent / "files" / f["path"]).is_file() for f in found)
 
 
 def offline_files(run_dir: Path) -> list[Path]:

@@ -49,8 +49,9 @@ def fetch(name: str) -> Path:
     from lerobot.utils import constants
 
     ident, _, revision = name.removeprefix(HUB).partition("@")
+    owner, _, rest = ident.partition("/")
     own = constants.HF_LEROBOT_HOME / ident
-    if not revision and all(map(is_plain, ident.split("/"))) and (own / INFO_FILE).is_file():
+    if not revision and owner and rest and is_plain(owner) and is_plain(rest) and (own / INFO_FILE).is_file():
         return own
     problem: Exception | None = None
     for wanted in [revision] if revision else _REVISIONS:

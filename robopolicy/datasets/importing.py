@@ -87,11 +87,15 @@ def read_facts(file: Path) -> FactsFile:
     return checked(FactsFile, read_yaml(file, error=ConfigError), f"facts={file}", error=ConfigError)
 
 
-def missing_facts(source: DatasetInfo) -> list[str]:
-    """Return the keys that `data import` would ask for."""
-    found = infer_facts(source)
-    known = {k: fact.value for k, fact in found.items()}
-    return join_facts(known, ActionFacts(), source.columns["action"].shape[0], "action")[1]
+def mending_command(source: DatasetInfo) -> str:
+    """Return the command that says what a dataset's actions mean, with the keys that it would ask for.
+
+    Raises:
+        DataError: it has no actions that are vectors of finite numbers.
+    """
+    known = {k: fact.value for k, fact in infer_facts(source).items()}
+    asked = join_facts(known, ActionFacts(), source.columns["action"].shape[0], "action")[1]
+    return command(source.root, None, asked)
 
 
 def command(dataset: Path, out: Path | None, keys: list[str]) -> str:

@@ -33,7 +33,7 @@ def infer_facts(source: DatasetInfo) -> dict[str, Fact]:
     """Infer fields of ActionSpec; those that the data do not show are left out.
 
     Raises:
-        DataError: no actions that are vectors of numbers, or tables that cannot be read.
+        DataError: no actions that are vectors of finite numbers, or tables that cannot be read.
     """
     column = source.columns.get("action")
     if column is None or not column.is_number or len(column.shape) != 1:
@@ -41,6 +41,8 @@ def infer_facts(source: DatasetInfo) -> dict[str, Fact]:
     state = source.names_there.get(STATE)
     read, _ = read_table(source, None, ["action", *([state] if state else [])])
     action = read("action", column.shape).astype(np.float64)
+    if not np.isfinite(action).all():
+        raise DataError(f"{source.root}: 'action' holds NaN or infinity. `robopolicy data check` names the frames.")
     names = column.names if column.names and len(column.names) == action.shape[1] else None
     found = _limits(action)
     if names is None:

@@ -135,7 +135,7 @@ class Tracker:
                 row = parse_json(line, self.path.name, finite=False)
                 if step is not None and row["step"] <= step:
                     kept.append(line + "\n")
-                    rows.append(row)
+                    rows.append({k: v for k, v in row.items() if v is None or isinstance(v, int | float)})
                     wall = max(wall, float(row["wall_s"]))
         write_atomically(self.path, "".join(kept))
         self._began = time.monotonic() - wall
@@ -204,7 +204,7 @@ def grouped(node: Mapping[str, Any], group: str, name: str | None = None) -> dic
     Args:
         name: of this run; None: as the node says.
     """
-    if node[TARGET] != "tracker":  # a user's own may take neither
+    if node.get(TARGET) != "tracker":  # a user's own may take neither
         return dict(node)
     return {**node, "group": node.get("group") or group, "name": name or node.get("name")}
 

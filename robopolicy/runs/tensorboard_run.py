@@ -95,10 +95,8 @@ def _gif(path: Path) -> tuple[bytes, tuple[int, int]]:
 
     with av.open(str(path)) as film:
         stream = film.streams.video[0]
-        rate, pictures = (
-            float(stream.average_rate or 10),
-            [frame.to_ndarray(format="rgb24") for frame in film.decode(stream)],
-        )
+        rate = float(stream.average_rate or 10)
+        pictures = [frame.to_ndarray(format="rgb24") for frame in film.decode(stream)]
     every = -(-len(pictures) // _FRAMES)
     size = (pictures[0].shape[1] // 2, pictures[0].shape[0] // 2)
     frames = [Image.fromarray(picture).resize(size) for picture in pictures[::every]]
