@@ -138,4 +138,4 @@ class RolloutCollector:
             return
         self.queue.load_state_dict(state["executor"])
         self.obs = state["obs"]
-        self.age = state.get("age", self.age).to(self.age.device)  # older checkpoints have none
+        self.age = state.get("age", self.age).to(self.age.device).clone()  # older checkpoints have none

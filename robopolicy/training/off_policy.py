@@ -201,7 +201,7 @@ class OffPolicyCollector:
         self.env.load_state_dict(state["env"])  # type: ignore[attr-defined]
         self.queue.load_state_dict(state["player"])
         self.start(state["obs"], state.get("frame"))
-        self.age = state.get("age", self.age).to(self.age.device)  # older checkpoints have none
+        self.age = state.get("age", self.age).to(self.age.device).clone()  # older checkpoints have none
 
 
 def collect(state: OffPolicyState, *, warmup: bool) -> int:
