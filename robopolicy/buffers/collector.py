@@ -45,6 +45,7 @@ class Rollout(NamedTuple):
     success: list[float]  # of the episodes that ended
     steps: int  # primitive steps taken, over all envs
     info: dict[str, float]  # means of the env's `info`, and `act_s`, `env_s`: seconds of policy and env
+    elapsed: list[int]  # primitive steps from the starts of these episodes to the end of the rollout
 
 
 class RolloutCollector:
@@ -63,12 +64,14 @@ class RolloutCollector:
         )  # fmt: skip
         self.reads_images = any(key.startswith(IMAGES) for key in self.reads.observation)
         self.records: list[Record] = []  # of the rollout under way
+        self.age = torch.zeros(env.num_envs, dtype=torch.int64, device=env.device)  # [N] steps of the episode so far
         self.obs: Obs = {}
 
     def reset(self) -> None:
         """Start new episodes in all envs."""
         self.obs = self.env.reset()
         self.queue.reset()
+        self.age.zero_()
 
     def collect(self, length: int) -> Rollout:
         """Take `length` primitive steps in every env.
@@ -81,7 +84,7 @@ class RolloutCollector:
         reward = torch.zeros(shape, device=self.env.device)
         terminated, truncated, valid = (torch.zeros_like(planned) for _ in range(3))
         finals: list[Obs] = []
-        success: list[float] = []
+        success, elapsed = list[float](), list[int]()
         sums: dict[str, float] = {}
         steps, self.records = 0, []
         for t in range(length):
@@ -95,10 +98,13 @@ class RolloutCollector:
             check_finite(step, self.spec.action.names)
             reward[t], terminated[t], truncated[t], valid[t] = step.reward, step.terminated, step.truncated, step.valid
             steps += int(step.steps.sum())
+            self.age += step.steps
             if bool(step.ended.any()):
                 if bool(step.truncated.any()):
                     finals.append({k: v[step.truncated] for k, v in newest(step.next_obs, self.spec).items()})
                 success += step.success[step.ended & step.valid].float().tolist()
+                elapsed += (self.age[step.ended & step.valid] + length - 1 - t).tolist()
+                self.age[step.ended] = 0
                 self.queue.reset(step.ended)
             self.obs = step.obs
             for key, value in step.info.items():
@@ -111,7 +117,9 @@ class RolloutCollector:
         reward = torch.where(valid, reward, 0.0)
         info = {k: v / length for k, v in sums.items()}
         info |= {"env_s": env_s, "act_s": time.perf_counter() - began - env_s}
-        return Rollout(record, planned, reward, terminated, truncated, valid, final_obs, last_obs, success, steps, info)
+        return Rollout(
+            record, planned, reward, terminated, truncated, valid, final_obs, last_obs, success, steps, info, elapsed
+        )
 
     def _plan(self, obs: Obs, rows: Tensor, noise: Tensor | None) -> Tensor:
         assert noise is not None
@@ -120,7 +128,8 @@ class RolloutCollector:
         return chunk
 
     def state_dict(self) -> dict[str, Any]:
-        return {"env": self.env.state_dict(), "executor": self.queue.state_dict(), "obs": self.obs}  # type: ignore[attr-defined]
+        env = self.env.state_dict()  # type: ignore[attr-defined]
+        return {"env": env, "executor": self.queue.state_dict(), "obs": self.obs, "age": self.age}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.env.load_state_dict(state["env"])  # type: ignore[attr-defined]
@@ -129,3 +138,4 @@ class RolloutCollector:
             return
         self.queue.load_state_dict(state["executor"])
         self.obs = state["obs"]
+        self.age = state.get("age", self.age).to(self.age.device).clone()  # older checkpoints have none

@@ -137,6 +137,8 @@ def call(verb: Verb, config: dict[str, Any]) -> Any:
     function = verb.load()
     arguments = arguments_for(function, config, f"`{verb.name}`", UsageError)
     folder = next((arguments[k] for k in ("run_dir", "out", "record") if isinstance(arguments.get(k), Path)), Path())
+    if folder == Path():  # nothing is written; the import below takes seconds
+        return function(**arguments)
     from robopolicy.runs.run_dir import has_checkpoint, has_stage, open_run, removed_if_nothing_came
 
     with removed_if_nothing_came(folder):

@@ -95,11 +95,18 @@ VERBS = {
             "was; the same command with overwrite=true starts again and replaces it",
         ),
         Verb(
+            "data import",
+            "a LeRobot dataset of others: fetch, convert, say what its actions mean",
+            "robopolicy.datasets.importing:data_import",
+            _RESTARTS,
+        ),
+        Verb(
             "data check",
             "every defect of a dataset, by episode and frame",
             "robopolicy.datasets.inspect:data_check",
             _RESTARTS,
         ),
+        Verb("data view", "an episode in LeRobot's viewer", "robopolicy.datasets.view:data_view", _RESTARTS),
         Verb("export", "a checkpoint for LeRobot's commands", "robopolicy.policies.lerobot.export:export", _RESTARTS),
         Verb(
             "quickstart",

@@ -30,6 +30,10 @@ class CheckpointError(RobopolicyError):
     """A checkpoint that is missing, damaged, unsafe or of another format."""
 
 
+class TrackerError(RobopolicyError):
+    """wandb or TensorBoard cannot start in the mode that was asked for."""
+
+
 def closest(name: str, known: Iterable[str], n: int = 3) -> str:
     """Return a sentence with the known names closest to `name`, for the end of an error message."""
     known = sorted(known)

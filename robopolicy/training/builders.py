@@ -2,28 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
-
-import torch
 
 from robopolicy.config.instantiate import build, open_arguments, value_of
 from robopolicy.core.errors import ConfigError
-from robopolicy.core.rng import episode_seeds
-from robopolicy.core.types import BASE_ACTION, Metrics, VecEnv
+from robopolicy.core.types import BASE_ACTION, VecEnv
 from robopolicy.datasets.compatibility import check_same_data, check_same_world
 from robopolicy.datasets.episodes import Episodes
 from robopolicy.datasets.lerobot_reader import load_episodes
 from robopolicy.envs.grouped_env import GroupedEnv
 from robopolicy.envs.wrap_for import wrap_for
-from robopolicy.evaluation.rollout import evaluate
 from robopolicy.policies.base import Policy
 from robopolicy.training.train_config import TrainConfig
+from robopolicy.training.validation import Validation
 
 _GATE_EVALUATIONS = 8  # number of evaluations by a gate, where `loop.eval_every` is not given
-_EVAL_ENVS = 100  # envs that validation episodes are run in; outcomes do not depend on it
-
-Evaluation = Callable[[Policy, int], Metrics]
 
 
 # --- envs ------------------------------------------------------------------------------------------------------------
@@ -57,28 +50,14 @@ def wrap_env(config: TrainConfig, env: VecEnv, policy: Policy, teacher: Policy |
     return wrap_for(policy, grouped, teacher=teacher)
 
 
-def build_evaluation(config: TrainConfig) -> Evaluation | None:
-    """Build the evaluation on the validation episodes, the same ones at every step; None without a task.
-
-    Rows of every evaluation are saved as `evaluations/<step>.parquet`. The global random state is unchanged.
-    """
+def build_evaluation(config: TrainConfig) -> Validation | None:
+    """Build the evaluation on the validation episodes; None without a task."""
     if config.task is None or config.validation_episodes < 1:
         return None
-    task, seeds = config.task, episode_seeds("validation", 0, config.validation_episodes)
-    envs: list[VecEnv] = []  # made at the first evaluation
-
-    def score(policy: Policy, step: int) -> Metrics:
-        if not envs:
-            envs.append(build(task, "task", num_envs=min(_EVAL_ENVS, len(seeds)), seed=0))
-        with torch.random.fork_rng():
-            rows = evaluate(policy, envs[0], seeds, policy_id=f"step_{step}")
-        rows.save(config.run_dir / "evaluations" / f"{step:09d}.parquet")
-        return rows.metrics()
-
-    return score
+    return Validation(config.task, episodes=config.validation_episodes, run_dir=config.run_dir)
 
 
-def build_gate(config: TrainConfig, *, algo: Any, env: VecEnv, evaluation: Evaluation | None) -> tuple[Any, int]:
+def build_gate(config: TrainConfig, *, algo: Any, env: VecEnv, evaluation: Validation | None) -> tuple[Any, int]:
     """Build the gate of an imagined env, which replaces the evaluation, and its interval in env steps.
 
     The true task is evaluated only where `loop.eval_every` is given, and its result is only logged.

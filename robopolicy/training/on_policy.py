@@ -116,7 +116,7 @@ class OnPolicyState(LoopState):
     def add(self, rollout: Rollout, *, seconds: float) -> None:
         """Account for a rollout that was learned from, and for the seconds that it took."""
         self.done, self.steps, self.train_s = self.done + 1, self.steps + rollout.steps, self.train_s + seconds
-        self.add_episodes(rollout.success, self.collector.env)
+        self.add_episodes(rollout.success, rollout.elapsed, self.collector.env)
 
     def state_dict(self) -> dict[str, Any]:
         return {

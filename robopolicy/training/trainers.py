@@ -8,6 +8,7 @@ from robopolicy.config.instantiate import build, open_arguments
 from robopolicy.core.types import Metrics
 from robopolicy.policies.base import Policy
 from robopolicy.runs.checkpointer import Checkpointer
+from robopolicy.runs.logger import Axis, Tracker
 from robopolicy.runs.run_dir import read_config
 from robopolicy.training.builders import (
     build_algorithm,
@@ -21,6 +22,7 @@ from robopolicy.training.builders import (
 )
 from robopolicy.training.policy_builders import build_policy_for, load_base, load_teacher
 from robopolicy.training.train_config import TrainConfig
+from robopolicy.training.validation import Validation
 from robopolicy.utils.atomic import write_atomically
 
 
@@ -35,8 +37,9 @@ def train_imitation(config: TrainConfig, checkpointer: Checkpointer) -> Metrics:
     episodes = required(config, load_demonstrations(config, base))
     policy = build_policy_for(config, env=env, base=base, demonstrations=episodes, resumed=resumed)
     algo = build_algorithm(config, policy, demonstrations=episodes, teacher=load_teacher(config, env))
+    validation = build_evaluation(config)
     return run_loop(
-        config, checkpointer, policy=policy, algo=algo, episodes=episodes, evaluate=build_evaluation(config)
+        config, checkpointer, policy=policy, validation=validation, evaluate=validation, algo=algo, episodes=episodes
     )
 
 
@@ -68,10 +71,11 @@ def _reinforce(config: TrainConfig, checkpointer: Checkpointer, *, reads: bool) 
     teacher = load_teacher(config, env)
     algo = build_algorithm(config, policy, demonstrations=demos, teacher=teacher)
     wrapped = wrap_env(config, env, policy, teacher)
-    evaluate, eval_every = build_gate(config, algo=algo, env=env, evaluation=build_evaluation(config))
+    validation = build_evaluation(config)
+    evaluate, eval_every = build_gate(config, algo=algo, env=env, evaluation=validation)
     return run_loop(
-        config, checkpointer, policy=policy, eval_every=eval_every, algo=algo, env=wrapped, demos=demos,
-        evaluate=evaluate,
+        config, checkpointer, axis="env_steps", policy=policy, eval_every=eval_every, validation=validation,
+        evaluate=evaluate, algo=algo, env=wrapped, demos=demos,
     )  # fmt: skip
 
 
@@ -92,36 +96,57 @@ def run_loop(
     config: TrainConfig,
     checkpointer: Checkpointer,
     *,
+    axis: Axis = "updates",
     policy: Policy | None = None,
     eval_every: int | None = None,
+    validation: Validation | None = None,
     evaluate: Any = None,
     **arguments: Any,
 ) -> Metrics:
     """Open the tracker and call the loop, which may be stopped by a signal.
 
     Args:
+        axis: unit of the loop's steps.
         policy: the policy to train, whose spec is written into the run directory; None for world models.
         eval_every: replaces `loop.eval_every`; None: leave it.
-        evaluate: of policy and step; a gate also saves its state in the checkpoints.
+        validation: evaluation in the task, which films episodes for the tracker.
+        evaluate: of policy and step: the validation, or a gate, which also saves its state in the checkpoints.
         **arguments: of the loop. It receives those that it names, and `seed`, `device`, `evaluate`, `tracker` and
             `checkpointer`.
     """
     gated = evaluate.keeping(checkpointer) if hasattr(evaluate, "keeping") else None
     if policy is not None:
         write_atomically(config.run_dir / "spec.json", policy.spec.to_json() + "\n")
-    tracker = build(config.tracker, "tracker", run_dir=config.run_dir, config=read_config(config.run_dir))
-    tracker.rewind(checkpointer.step)
+    tracker = open_tracker(config, axis, checkpointer.step)
+    if validation is not None:
+        validation.tracker = tracker
     available = {
         **arguments, "evaluate": evaluate, "seed": config.seed, "device": config.torch_device, "tracker": tracker,
         "checkpointer": gated or checkpointer,
     }  # fmt: skip
     names = open_arguments(config.loop, "loop")
     loop = {**config.loop, "eval_every": eval_every} if gated else config.loop
+    failed = True
     try:
         with checkpointer.interruptible():
             result = build(loop, "loop", **{name: value for name, value in available.items() if name in names})
             if gated:
                 gated.finish()
+        failed = False
+    except BaseException as error:
+        tracker.note(f"ended early: {type(error).__name__} {error}")
+        raise
     finally:
-        tracker.close()
+        tracker.close(failed=failed)
     return result
+
+
+def open_tracker(config: TrainConfig, axis: Axis, step: int | None) -> Tracker:
+    """Open the tracker of a run.
+
+    Args:
+        axis: unit of the loop's steps. step: of the checkpoint that the run continues from; None: it begins.
+    """
+    tracker = build(config.tracker, "tracker", run_dir=config.run_dir, config=read_config(config.run_dir), axis=axis)
+    tracker.rewind(step)
+    return tracker
