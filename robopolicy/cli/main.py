@@ -27,6 +27,7 @@ _USAGE = """usage: robopolicy <verb> [key=value ...] [--help] [--cfg]
 options, after the verb:
   --help              groups, their options, and all keys with their defaults
   --cfg               print the resolved configuration and stop
+  --multirun          train once for each combination of values: seed=0,1 algo.tau=0.005,0.01
   --config-dir DIR    further config groups of your own (DIR/task/mine.yaml → task=mine); repeatable
   --allow MODULE      let configs name what your own module registers; repeatable
   --debug             show a traceback where there would be a message
@@ -103,7 +104,8 @@ def _run(name: str, arguments: list[str]) -> int:
         from robopolicy.config.compose import check_paths
         from robopolicy.config.registry import allow
 
-        if verb.config and not (options.help or options.cfg):  # before the import of the user's code, which is slow
+        runs = not (options.help or options.cfg or options.multirun)
+        if verb.config and runs:  # before the import of the user's code, which is slow
             check_paths(compose(verb, overrides, config_dirs=options.config_dir, checked=False))
         sys.path.insert(0, str(Path.cwd()))  # a package beside the user, not installed
         for module in options.allow:
@@ -113,6 +115,10 @@ def _run(name: str, arguments: list[str]) -> int:
 
         print(verb_help(verb, overrides, options.config_dir))
         return 0
+    if options.multirun:
+        from robopolicy.cli.sweep import sweep
+
+        return sweep(verb, overrides, config_dirs=options.config_dir, show=options.cfg)
     if not verb.config:
         return int(verb.load()(overrides))
     config = compose(verb, overrides, config_dirs=options.config_dir, checked=not options.cfg)
@@ -164,6 +170,7 @@ def _options() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("-h", "--help", action="store_true")
     parser.add_argument("--cfg", action="store_true")
+    parser.add_argument("-m", "--multirun", action="store_true")
     parser.add_argument("--debug", action="store_true")
     parser.add_argument("--config-dir", action="append", default=[], type=Path)
     parser.add_argument("--allow", action="append", default=[])
