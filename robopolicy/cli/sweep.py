@@ -73,8 +73,9 @@ def _known_jobs(found: Sweep) -> list[Values]:
 
 def _run(verb: Verb, found: Sweep, folder: Path, config_dirs: Sequence[Path]) -> int:
     from robopolicy.config import registry
-    from robopolicy.runs.run_dir import CONFIG, claimed
+    from robopolicy.runs.run_dir import CONFIG, PROVENANCE, claimed
     from robopolicy.runs.sweep_job import run_names
+    from robopolicy.utils.provenance import write_provenance
 
     if (folder / CONFIG).exists():
         raise ConfigError(f"run_dir={folder}: is a run. A sweep puts its runs below a folder: give a new one")
@@ -87,6 +88,8 @@ def _run(verb: Verb, found: Sweep, folder: Path, config_dirs: Sequence[Path]) ->
     )  # fmt: skip
     folder.mkdir(parents=True, exist_ok=True)
     with claimed(folder, "run_dir"), _stopping(folder, found.option("hydra/launcher") == "joblib"):
+        if not (folder / PROVENANCE).exists():
+            write_provenance(folder)
         try:
             launch(found, folder, job)
             failure = ""
