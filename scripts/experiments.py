@@ -1,7 +1,7 @@
 """Train, evaluate and record what docs/results/<id>.json holds: every stage is a `robopolicy` command, all seeds run.
 
     python scripts/experiments.py pick_residual_fast            # five training seeds, two at a time
-    python scripts/experiments.py native_suite_residual --only drawer stack
+    python scripts/experiments.py never_worse --only drawer stack
 
 Stages that are done are not repeated, interrupted ones resume. Evaluations after training use test episodes, those
 during training validation episodes. A training seed seeds demonstrations, imitation and reinforcement alike.
