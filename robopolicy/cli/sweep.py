@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import signal
 import sys
+import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -116,6 +117,7 @@ def _stopping(folder: Path, workers: bool) -> Iterator[None]:
         if (folder / STOP).exists():
             raise KeyboardInterrupt
         (folder / STOP).touch()
+        warnings.filterwarnings("ignore", module="joblib")  # of workers that end
         print("Stopping: running jobs save first. Press Ctrl-C again to stop at once.", file=sys.stderr, flush=True)
         for child in psutil.Process().children():
             with contextlib.suppress(psutil.NoSuchProcess):

@@ -77,8 +77,11 @@ class Sweep:
             yield from (job for job in self.jobs() if sum(job[key] != first[key] for key in first) > 1)
 
 
-def read_sweep(overrides: Sequence[str], config_dirs: Sequence[Path] = ()) -> Sweep:
+def read_sweep(overrides: Sequence[str], config_dirs: Sequence[Path] = (), *, checked: bool = True) -> Sweep:
     """Read overrides in which values are swept: `a,b`, `choice(a,b)`, `range(a,b)`, `glob(*)`, `interval(a,b)`.
+
+    Args:
+        checked: False: accept overrides without a sweep, and plug-ins that are not installed.
 
     Raises:
         UsageError: nothing is swept, a key is given twice, or Hydra's sweeper or launcher is not installed.
@@ -104,6 +107,8 @@ def read_sweep(overrides: Sequence[str], config_dirs: Sequence[Path] = ()) -> Sw
         (found.ranges if override.is_discrete_sweep() else found.intervals)[key] = text.partition("=")[2]
         if not found.values[key]:
             raise UsageError(f"{text}: sweeps over nothing. {closest(text.partition('=')[2], groups.get(key, ()))}")
+    if not checked:
+        return found
     if not found.values:
         raise UsageError("--multirun: nothing is swept. Give several values, e.g. seed=0,1 or algo.tau=0.005,0.01")
     _check_plugins(found)

@@ -102,7 +102,7 @@ def _aggregates(figures: SweepFigures, colours: dict[str, str]) -> list[tuple[st
 
 
 def _differences(figures: SweepFigures) -> str:
-    rows = [plots.Whisker(f"{c.b} − {c.a}", *c.difference, f"{100 * c.difference.value:+.1f} points")
+    rows = [plots.Whisker(c.b, *c.difference, f"{100 * c.difference.value:+.1f} points")
             for c in figures.comparisons]  # fmt: skip
     low, high = (f(v for row in rows for v in (row.low, row.high)) if rows else 0.0 for f in (min, max))
     marks = [(0.0, "no difference")]
