@@ -79,7 +79,7 @@ class SweepJob:
 
     def _train(self, run_dir: Path, values: Values, config: dict[str, Any]) -> JobState:
         """Train and record the state of the job."""
-        from robopolicy.cli.main import call
+        from robopolicy.cli.run_verb import call
         from robopolicy.runs.sweep_job import JobState, last_success
 
         job = JobState(values=values, state="begun")

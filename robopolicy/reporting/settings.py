@@ -26,7 +26,7 @@ _MOST_RUNS = 2000
 
 
 @dataclass(frozen=True)
-class Member:
+class SweepRun:
     """One run of a sweep.
 
     Args:
@@ -96,7 +96,7 @@ def runs_below(folder: Path) -> list[Path]:
     return sorted(found, key=lambda path: _natural(path.name))
 
 
-def read_members(runs: Sequence[Path]) -> list[Member]:
+def read_members(runs: Sequence[Path]) -> list[SweepRun]:
     """Read runs and find what tells their settings apart: the values of their sweep, else the keys that differ."""
     read = [read_run(path) for path in runs]  # refuses links that lead out
     configs = [_noted(run, read_config) or {} for run in read]
@@ -106,18 +106,18 @@ def read_members(runs: Sequence[Path]) -> list[Member]:
     else:
         given = _differing(configs)
     values = _settings(given, configs)
-    return [Member(*parts) for parts in zip(read, configs, jobs, values, strict=True)]
+    return [SweepRun(*parts) for parts in zip(read, configs, jobs, values, strict=True)]
 
 
-def grouped(members: Sequence[Member]) -> dict[str, list[Member]]:
+def grouped(members: Sequence[SweepRun]) -> dict[str, list[SweepRun]]:
     """Return {setting: its runs}, numbers in the settings in order."""
-    found: dict[str, list[Member]] = defaultdict(list)
+    found: dict[str, list[SweepRun]] = defaultdict(list)
     for member in sorted(members, key=lambda m: (_natural(m.setting), m.task, m.seed or 0)):
         found[member.setting].append(member)
     return dict(found)
 
 
-def source_of(members: Sequence[Member]) -> Source:
+def source_of(members: Sequence[SweepRun]) -> Source:
     """Return "test" where every run that ended has test episodes of its newest checkpoint, else "validation"."""
     ended = [m for m in members if m.state in ("run", "finished")]
     return "test" if ended and all(m.rows("test") is not None for m in ended) else "validation"

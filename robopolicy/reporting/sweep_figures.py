@@ -20,7 +20,7 @@ from robopolicy.evaluation.aggregates import (
 from robopolicy.evaluation.episode_table import EpisodeTable
 from robopolicy.evaluation.statistics import Interval
 from robopolicy.evaluation.training_seeds import ENOUGH, verdict
-from robopolicy.reporting.settings import Member, Source, grouped, outcomes, source_of
+from robopolicy.reporting.settings import Source, SweepRun, grouped, outcomes, source_of
 
 _LEVEL = 0.95
 _MOST_SETTINGS = 20  # that are compared with the first
@@ -136,11 +136,11 @@ def sentence(c: SettingComparison) -> str:
     return f"{c.b} − {c.a}: {100 * d.value:+.1f} points ({100 * d.low:+.1f} to {100 * d.high:+.1f}); {c.verdict}"
 
 
-def summarize(members: Sequence[Member]) -> SweepFigures:
+def summarize(members: Sequence[SweepRun]) -> SweepFigures:
     """Compute the figures of runs that ended and were evaluated; the others are named in `left_out`."""
     source, left_out, settings, all_tasks = source_of(members), dict[str, str](), [], dict[str, None]()
     for name, runs in grouped(members).items():
-        found: dict[str, list[tuple[Member, EpisodeTable]]] = defaultdict(list)
+        found: dict[str, list[tuple[SweepRun, EpisodeTable]]] = defaultdict(list)
         for member in runs:
             if (rows := member.rows(source)) is not None and len(rows):
                 found[member.task].append((member, rows))
@@ -156,7 +156,7 @@ def summarize(members: Sequence[Member]) -> SweepFigures:
     return SweepFigures(source, figures.tasks, settings, comparisons, level, left_out)
 
 
-def _setting(name: str, found: dict[str, list[tuple[Member, EpisodeTable]]]) -> Setting:
+def _setting(name: str, found: dict[str, list[tuple[SweepRun, EpisodeTable]]]) -> Setting:
     tables, seeds, rates = {}, {}, {}
     for task, pairs in sorted(found.items()):
         tables[task] = outcomes([rows for _, rows in pairs])
@@ -173,7 +173,7 @@ def _comparison(a: Setting, b: Setting, level: float) -> SettingComparison:
     return SettingComparison(a.name, b.name, difference, better, same, few)
 
 
-def _why(member: Member) -> str:
+def _why(member: SweepRun) -> str:
     job = member.job
     if job is not None and job.state == "failed":
         return f"failed: {job.error}"

@@ -13,7 +13,7 @@ from robopolicy.evaluation.statistics import Interval
 from robopolicy.reporting import plots
 from robopolicy.reporting.html_report import WIDTH
 from robopolicy.reporting.run_reader import Run
-from robopolicy.reporting.settings import Member, grouped, read_members
+from robopolicy.reporting.settings import SweepRun, grouped, read_members
 from robopolicy.reporting.sweep_figures import SweepFigures, sentence, summarize
 from robopolicy.reporting.templates import render
 from robopolicy.utils.atomic import write_atomically
@@ -48,7 +48,7 @@ def write_sweep_report(
     return write_atomically(out, text), figures
 
 
-def curves(groups: dict[str, list[Member]], colours: dict[str, str]) -> list[tuple[list[tuple[str, str]], str]]:
+def curves(groups: dict[str, list[SweepRun]], colours: dict[str, str]) -> list[tuple[list[tuple[str, str]], str]]:
     """Return (legend of (colour, setting), chart) of success by steps: for each task, six settings a chart.
 
     A line is the mean over training seeds; its band reaches from the worst to the best of them at each step.
@@ -113,7 +113,7 @@ def _whisker(name: str, rate: Interval, note: str, colour: str) -> plots.Whisker
     return plots.Whisker(name, *rate, f"{100 * rate.value:.1f}%  {note}".strip(), colour)
 
 
-def _last(member: Member) -> tuple[float | None, float | None]:
+def _last(member: SweepRun) -> tuple[float | None, float | None]:
     """Return the last logged step and success of a run."""
     steps, _ = member.run.curve("step")
     found = [y for key in reversed(_SUCCESS) for y in member.run.curve(key)[1][-1:]]

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from robopolicy.cli import main as cli
+from robopolicy.cli import run_verb
 from robopolicy.cli.main import main
 from robopolicy.runs.run_dir import CONFIG, dump
 from robopolicy.runs.sweep_job import JobState, read_job
@@ -43,7 +43,7 @@ class Trainings:
 @pytest.fixture
 def trainings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Trainings:
     found = Trainings()
-    monkeypatch.setattr(cli, "call", found)
+    monkeypatch.setattr(run_verb, "call", found)
     monkeypatch.chdir(tmp_path)
     return found
 
