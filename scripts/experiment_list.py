@@ -75,7 +75,7 @@ SUITE = (
     PEG_EASY,
     PEG,
 )
-RESIDUAL_STEPS = (30_000, 100_000, 30_000, 150_000, 60_000, 150_000, 60_000, 150_000)  # env steps, by task
+RESIDUAL_STEPS = (60_000, 100_000, 30_000, 150_000, 60_000, 150_000, 60_000, 150_000)  # env steps, by task
 PICK_FLOW = Base("pick", 60, 1.0, ("loop.steps=3000", "policy=flow"), "flow")
 PICK_GAUSSIAN = Base("pick", 60, 1.0, ("loop.steps=3000", "policy=gaussian"), "gaussian")
 PICK_ACT = Base(
@@ -470,6 +470,24 @@ EXPERIMENTS = {
     ),
     "base_without_noise": Experiment(  # the mode of the base in place of a sample: what refinement has to beat
         tuple(Setting(base, {"mode": ("deterministic=true",)}, prefix=f"{base.task}/") for base in SUITE)
+    ),
+    "one_step": Experiment(  # ten steps of a diffusion policy in one step of a flow
+        tuple(
+            Setting(
+                base,
+                {"one_step": ()},
+                prefix=f"{base.task}/",
+                student=(
+                    "algo=distill",
+                    *(o for o in base.overrides if "network" in o),
+                    "loop.steps=6000",
+                    "threads=1",
+                ),
+            )
+            for base in SUITE
+            if base.task in ("push", "pick", "stack", "pusht")
+        ),
+        kept="inference/",
     ),
     "pick_pixels_residual": Experiment(
         (

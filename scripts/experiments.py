@@ -190,10 +190,11 @@ def before_it(out: Path, setting: Setting, base: Path, seed: int, threads: int) 
 
 def student_of(out: Path, setting: Setting, base: Path, seed: int, threads: int) -> Path:
     """The run of what is refined in place of the base: made of it by imitation, on the same demonstrations."""
+    key = "teacher" if "algo=distill" in setting.student else "base"
     run = out / f"{setting.prefix.replace('/', '-')}begin-{seed}"
     with ONE_AT_A_TIME:
         robopolicy("train", *task_of(setting.base), f"dataset={base / 'data'}", f"run_dir={run}", f"seed={seed}",
-                   "tracker=local", f"base={policy_of(setting.base, base)}", *setting.student,
+                   "tracker=local", f"{key}={policy_of(setting.base, base)}", *setting.student,
                    threads=threads, log=run / "log.txt")  # fmt: skip
     return run
 
