@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import Any
 
@@ -65,8 +66,10 @@ def _share_settings(runs: list[Path]) -> bool:
 
 
 def _write_pooled(runs: list[Path], out: Path, title: str, sweep: Path | None) -> Path:
-    file = None if sweep is None else sweep / PROVENANCE
-    command = str(read_json(file, error=DataError).get("command", "")) if file and file.is_file() else ""
+    command = ""
+    if sweep is not None and not (sweep / PROVENANCE).is_symlink():
+        with contextlib.suppress(DataError):  # A page is most useful after a failure.
+            command = str(read_json(sweep / PROVENANCE, error=DataError).get("command", ""))
     path, figures = write_sweep_report(runs, out, title=title, command=command)
     print(f"{figures.text()}\nreport: {path}")
     return path

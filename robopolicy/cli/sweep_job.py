@@ -64,7 +64,7 @@ class SweepJob:
             self.verb, self.found.overrides(values), settings={"run_dir": run_dir}, config_dirs=self.config_dirs
         )
         if "group" in (tracker := config.get("tracker") or {}) and tracker["group"] is None:
-            tracker["group"] = self.folder.name
+            tracker["group"] = self.folder.resolve().name
         if is_finished(run_dir, config):
             print(f"finished before: {name}", flush=True)
             job = read_job(run_dir)

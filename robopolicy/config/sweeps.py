@@ -129,6 +129,8 @@ def launch(sweep: Sweep, folder: Path, job: Job) -> None:
         What sweeper and launcher raise; `job` says what becomes of its own errors.
     """
     given = [_key(text) for text in sweep.hydra]
+    if "hydra/sweeper/sampler=grid" in sweep.hydra:
+        given.append("hydra.sweeper.sampler.seed")  # a grid has none
     options = {sweep.option(group) for group in _PACKAGES}
     wanted = {key: value for (option, key), value in _SETTINGS.items() if option in options and key not in given}
     settings = [f"{key}={value}" for key, value in wanted.items()]
@@ -136,7 +138,7 @@ def launch(sweep: Sweep, folder: Path, job: Job) -> None:
     coded = {_coded(key): key for key in sweep.values}
     swept = [f"+{code}={(sweep.intervals | sweep.ranges)[key] if sweep.optimises else ','.join(sweep.values[key])}"
              for code, key in coded.items()]  # fmt: skip
-    with _hydra(folder.name) as hydra:
+    with _hydra(folder.resolve().name) as hydra:
         overrides = [*sweep.hydra, *settings, *_QUIET, f"hydra.sweep.dir='{quoted}'", *swept]
         hydra.multirun(None, _Task(job, coded), overrides, with_log_configuration=False)
 

@@ -97,15 +97,22 @@ def runs_below(folder: Path) -> list[Path]:
 
 
 def read_members(runs: Sequence[Path]) -> list[SweepRun]:
-    """Read runs and find what tells their settings apart: the values of their sweep, else the keys that differ."""
+    """Read runs and find what tells their settings apart: the keys of their configs that differ.
+
+    Where the values of their sweep tell the same settings apart, these name them.
+    """
     read = [read_run(path) for path in runs]  # refuses links that lead out
     configs = [_noted(run, read_config) or {} for run in read]
     jobs = [_noted(run, read_job) for run in read]
-    if all(job is not None for job in jobs):
-        given = [dict(job.values) for job in jobs if job is not None]
-    else:
-        given = _differing(configs)
-    values = _settings(given, configs)
+    known = [i for i, config in enumerate(configs) if config]
+    differ = _differing([configs[i] for i in known])
+    by_config: list[dict[str, str]] = [{} for _ in read]
+    for i, found in zip(known, _settings(differ, [configs[i] for i in known]), strict=True):
+        by_config[i] = found
+    by_job = _settings([{} if job is None else job.values for job in jobs], configs)
+    pairs = {(str(by_config[i]), str(by_job[i])) for i in known}
+    alike = len(pairs) == len({a for a, _ in pairs}) == len({b for _, b in pairs})
+    values = by_job if all(jobs) and alike else by_config
     return [SweepRun(*parts) for parts in zip(read, configs, jobs, values, strict=True)]
 
 

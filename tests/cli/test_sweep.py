@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from robopolicy.cli import run_verb
+from robopolicy.cli import run_verb, sweep
 from robopolicy.cli.main import main
+from robopolicy.cli.sweep_job import STOP, _Stop
+from robopolicy.config.sweeps import Sweep
 from robopolicy.runs.run_dir import CONFIG, dump
 from robopolicy.runs.sweep_job import JobState, read_job
 
@@ -141,3 +145,50 @@ def test_a_run_is_no_folder_for_a_sweep(trainings: Trainings, capsys: pytest.Cap
     assert "Only `train` can be swept" in capsys.readouterr().err
     assert main(["train", "seed=0,1", "run_dir=x"]) == 2
     assert "--multirun trains once for each" in capsys.readouterr().err
+
+
+def test_the_first_ctrl_c_lets_jobs_save_and_no_other_begins(
+    trainings: Trainings, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted_in_the_second(found: Sweep, folder: Path, job: Any) -> None:
+        first, second, third, _ = found.jobs()
+        job(first)
+        os.kill(os.getpid(), signal.SIGINT)
+        assert job(second) is None and job(third) is None
+
+    monkeypatch.setattr(sweep, "launch", interrupted_in_the_second)
+    monkeypatch.setattr(_Stop, "listen", lambda self: None)  # this process is no worker
+    assert main([*COMMAND, "run_dir=sweep", "hydra/launcher=joblib"]) == 130
+    assert "running jobs save first" in capsys.readouterr().err
+    assert trainings.runs == ALL[:1] and not (Path("sweep") / STOP).exists()
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_a_worker_stops_its_training_and_begins_no_other() -> None:
+    before, stop = signal.getsignal(signal.SIGINT), _Stop()
+    try:
+        signal.signal(signal.SIGINT, stop._ask)
+        with pytest.raises(KeyboardInterrupt), stop.raising():
+            os.kill(os.getpid(), signal.SIGINT)
+        stop.asked = False
+        os.kill(os.getpid(), signal.SIGINT)  # between two jobs: nothing is raised
+        assert stop.asked
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def test_a_launcher_that_breaks_is_named(
+    trainings: Trainings, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def breaks(found: Sweep, folder: Path, job: Any) -> None:
+        raise RuntimeError("a worker died")
+
+    monkeypatch.setattr(sweep, "launch", breaks)
+    assert main([*COMMAND, "run_dir=sweep"]) == 1
+    assert "the sweep ended early: RuntimeError: a worker died. The same command goes on" in capsys.readouterr().err
+
+
+def test_an_optimiser_needs_evaluations(trainings: Trainings, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("hydra_plugins.hydra_optuna_sweeper")
+    assert main([*COMMAND, "run_dir=sweep", "hydra/sweeper=optuna"]) == 2
+    assert "Add task=… and loop.evaluate_every=" in capsys.readouterr().err

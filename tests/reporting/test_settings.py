@@ -18,7 +18,7 @@ def test_runs_of_a_sweep_are_told_apart_by_its_values(tmp_path: Path) -> None:
     for tau in ("0.005", "0.01"):
         for seed in ("0", "1"):
             values = {"algo.tau": tau, "seed": seed, "task": "reach"}
-            write_job(tmp_path, values, {"seed": int(seed), "task": {"task": "reach"}})
+            write_job(tmp_path, values, {"seed": int(seed), "task": {"task": "reach"}, "algo": {"tau": float(tau)}})
     found = grouped(read_members(runs_below(tmp_path)))
     assert {name: [m.seed for m in runs] for name, runs in found.items()} == {"tau=0.005": [0, 1], "tau=0.01": [0, 1]}
     assert {m.task for runs in found.values() for m in runs} == {"reach"}
@@ -34,9 +34,18 @@ def test_other_runs_are_told_apart_by_the_keys_that_differ(tmp_path: Path) -> No
     assert list(grouped(read_members(bases))) == ["base=x", "base=y"]
 
 
+def test_sweeps_of_other_settings_are_not_pooled(tmp_path: Path) -> None:
+    for name, nodes in (("a", 1), ("b", 2)):
+        for seed in (0, 1):
+            write_job(tmp_path / name, {"algo.lr": "1", "seed": str(seed)}, {"seed": seed, "num_envs": nodes})
+    found = grouped(read_members([*runs_below(tmp_path / "a"), *runs_below(tmp_path / "b")]))
+    assert {name: len(runs) for name, runs in found.items()} == {"num_envs=1": 2, "num_envs=2": 2}
+    assert list(grouped(read_members(runs_below(tmp_path / "a")))) == ["lr=1"]
+
+
 def test_settings_lie_in_the_order_of_their_numbers(tmp_path: Path) -> None:
     for lr in ("0.01", "1e-4", "0.001"):
-        write_job(tmp_path, {"algo.lr": lr}, {"seed": 0})
+        write_job(tmp_path, {"algo.lr": lr}, {"seed": 0, "algo": {"lr": float(lr)}})
     assert list(grouped(read_members(runs_below(tmp_path)))) == ["lr=1e-4", "lr=0.001", "lr=0.01"]
     assert setting_name({"algo.lr": "1", "policy.lr": "2", "algo.tau": "3"}) == "algo.lr=1, policy.lr=2, tau=3"
 

@@ -23,7 +23,7 @@ def write_sweep(folder: Path, *, seeds: int = 2, tasks: tuple[str, ...] = ("reac
         for lr, rate in SUCCESS.items():
             for seed in range(seeds):
                 values = {"algo.lr": lr, "seed": str(seed), "task": task}
-                config = {"seed": seed, "task": {"task": task}}
+                config = {"seed": seed, "task": {"task": task}, "algo": {"lr": float(lr)}}
                 write_job(folder, values, config, rate=rate + 0.02 * seed)
     return folder
 
@@ -50,7 +50,7 @@ def test_ten_seeds_are_enough(tmp_path: Path) -> None:
 
 def test_intervals_of_several_comparisons_hold_together(tmp_path: Path) -> None:
     for lr in range(5):
-        write_job(tmp_path, {"algo.lr": str(lr), "seed": "0"}, {"seed": 0})
+        write_job(tmp_path, {"algo.lr": str(lr), "seed": "0"}, {"seed": 0, "algo": {"lr": lr}})
     found = summarize(read_members(runs_below(tmp_path)))
     assert len(found.comparisons) == 4 and found.level == pytest.approx(1 - 0.05 / 4)
     assert {c.improvement for c in found.comparisons} == {None}, "one training has no spread"
@@ -62,7 +62,8 @@ def test_over_several_tasks_each_counts_the_same(tmp_path: Path) -> None:
     assert "Interquartile mean" in page.text and "on each of 2 tasks" in page.text
     found = summarize(read_members(runs_below(folder)))
     assert found.tasks == ["pick", "reach"] and found.settings[1].total.value == pytest.approx(0.81)
-    write_job(folder, {"algo.lr": "0.3", "seed": "0", "task": "pick"}, {"seed": 0, "task": {"task": "pick"}}, rate=1.0)
+    config = {"seed": 0, "task": {"task": "pick"}, "algo": {"lr": 0.3}}
+    write_job(folder, {"algo.lr": "0.3", "seed": "0", "task": "pick"}, config, rate=1.0)
     found = summarize(read_members(runs_below(folder)))
     assert found.best is not None and found.best.name == "lr=0.2", "a setting without one of the tasks is not the best"
 
