@@ -24,7 +24,7 @@ import torch
 from robopolicy.cli.verbs import VERBS, find_verb
 from robopolicy.config.compose import compose, group_options
 from robopolicy.config.hydra_configs import config_folder
-from robopolicy.config.sweeps import read_sweep
+from robopolicy.config.sweeps import first_job
 from robopolicy.core.errors import RobopolicyError
 from robopolicy.core.trees import flatten
 
@@ -98,8 +98,7 @@ def split(words: Sequence[str]) -> Context | None:
 
 def one_job(words: Sequence[str]) -> list[str]:
     """Return the words of a sweep's first job, without those for launcher and sweeper."""
-    found = read_sweep([w for w in words if "=" in w], checked=False)
-    first = iter(found.overrides(next(found.to_check())))
+    first = iter(first_job([w for w in words if "=" in w]))
     return [w if "=" not in w else next(first) for w in words if not w.lstrip("+").startswith("hydra")]
 
 

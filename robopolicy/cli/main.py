@@ -110,7 +110,10 @@ def _run(name: str, arguments: list[str]) -> int:
             allow(module)
     if options.help:
         from robopolicy.config.help import verb_help
+        from robopolicy.config.sweeps import first_job
 
+        if options.multirun:
+            overrides = first_job(overrides, options.config_dir)
         print(verb_help(verb, overrides, options.config_dir))
         return 0
     if options.multirun:

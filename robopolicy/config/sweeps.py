@@ -118,6 +118,12 @@ def read_sweep(overrides: Sequence[str], config_dirs: Sequence[Path] = (), *, ch
     return found
 
 
+def first_job(overrides: Sequence[str], config_dirs: Sequence[Path] = ()) -> list[str]:
+    """Return the overrides of a sweep's first job, whether its launcher is installed or not."""
+    found = read_sweep(overrides, config_dirs, checked=False)
+    return found.overrides(next(found.to_check()))
+
+
 def launch(sweep: Sweep, folder: Path, job: Job) -> None:
     """Run all jobs by the chosen sweeper and launcher; return when they have ended.
 

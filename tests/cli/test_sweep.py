@@ -134,6 +134,11 @@ def test_the_jobs_are_shown_without_being_run(trainings: Trainings, capsys: pyte
     assert not trainings.configs and not Path("sweep").exists()
 
 
+def test_help_is_that_of_the_first_job(trainings: Trainings, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*COMMAND, "hydra/launcher=gone", "--help"]) == 0
+    assert "algo.lr" in capsys.readouterr().out and not trainings.configs
+
+
 def test_a_run_is_no_folder_for_a_sweep(trainings: Trainings, capsys: pytest.CaptureFixture[str]) -> None:
     Path("run").mkdir()
     (Path("run") / CONFIG).write_text("seed: 0\n")
