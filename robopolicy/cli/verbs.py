@@ -123,7 +123,7 @@ VERBS = {
         ),
     )
 }
-OPTIONS = ("--help", "--cfg", "--config-dir", "--allow", "--debug")
+OPTIONS = ("--help", "--cfg", "--multirun", "--config-dir", "--allow", "--debug")
 
 
 def find_verb(name: str) -> Verb:
