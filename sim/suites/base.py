@@ -13,7 +13,9 @@ import numpy as np
 from robopolicy.core.errors import ConfigError, closest
 from robopolicy.core.types import ActionSpec
 from robopolicy.sim.gymnasium.adapter import GymVecEnv
+from robopolicy.sim.gymnasium.film import RGB
 from robopolicy.sim.gymnasium.info_columns import flag
+from robopolicy.sim.render import Canvas
 from robopolicy.utils import suite_packages
 
 _LOW = 40  # bits of an episode's number within its split (robopolicy.core.rng.episode_seeds)
@@ -89,7 +91,8 @@ class SuiteEnv(gymnasium.Env):
     Subclasses set `inner`, the suite's env, and the spaces.
     """
 
-    metadata = {"render_modes": [], "render_fps": 20}  # noqa: RUF012  as Gymnasium has it
+    metadata = {"render_modes": [RGB], "render_fps": 20}  # noqa: RUF012  as Gymnasium has it
+    render_mode = RGB
     inner: Any
 
     def act(self, action: Any) -> tuple[Any, Any]:
@@ -104,6 +107,43 @@ class SuiteEnv(gymnasium.Env):
 
     def close(self) -> None:
         self.inner.close()
+
+
+class MujocoSuiteEnv(SuiteEnv):
+    """Base class of one task in MuJoCo, which is filmed by a fixed camera of its model.
+
+    The suites' own renderers have shadows and multisampling, 15 times slower without a GPU.
+    """
+
+    camera: str  # of films
+    hidden: tuple[int, ...] = ()  # groups of geoms that are not drawn
+    _canvas: Canvas | None = None
+    _drawn: Any = None  # the model of `_canvas`
+
+    def physics(self) -> tuple[Any, Any]:
+        """Return the model and data of the episode."""
+        raise NotImplementedError
+
+    def render(self) -> Any:
+        """Return the picture of the state, uint8 [h w 3]."""
+        return self.draw(self.camera, 320, 320)
+
+    def draw(self, camera: str, height: int, width: int) -> Any:
+        """Return the picture of a camera of the model, uint8 [h w 3]."""
+        model, data = self.physics()
+        if self._canvas is None or self._drawn is not model:  # a suite may load its model again
+            self._erase()
+            self._canvas, self._drawn = Canvas(model, hidden=self.hidden), model
+        return self._canvas.draw(data, camera, height, width).transpose(1, 2, 0)
+
+    def close(self) -> None:
+        self._erase()
+        super().close()
+
+    def _erase(self) -> None:
+        if self._canvas is not None:
+            self._canvas.close()
+        self._canvas = self._drawn = None
 
 
 class ExpertVecEnv(GymVecEnv):

@@ -22,7 +22,7 @@ import numpy as np
 from robopolicy.config.schema import Side
 from robopolicy.core.errors import ConfigError, closest
 from robopolicy.sim.gymnasium.adapter import GymVecEnv
-from robopolicy.sim.suites.base import SuiteEnv, check_task, global_random, needs, steps_of
+from robopolicy.sim.suites.base import MujocoSuiteEnv, check_task, global_random, needs, steps_of
 from robopolicy.sim.suites.robosuite import ACTION
 from robopolicy.sim.suites.workers import vector_env
 
@@ -72,8 +72,10 @@ def initial_states(suite: str, task: str) -> Any:
     return load_initial_states(Path(get_libero_path("init_states")) / suite / f"{task}.pruned_init")
 
 
-class LiberoEnv(SuiteEnv):
+class LiberoEnv(MujocoSuiteEnv):
     """One task, whose episodes begin in its fixed initial states."""
+
+    camera, hidden = "agentview", (0,)  # which are what collides
 
     def __init__(self, suite: str, task: str, cameras: tuple[str, ...], size: int) -> None:
         self.states, self.cameras = initial_states(suite, task), cameras
@@ -104,6 +106,10 @@ class LiberoEnv(SuiteEnv):
     def act(self, action: Any) -> tuple[Any, Any]:
         obs, *_ = self.inner.step(np.asarray(action, dtype=np.float64))
         return self._observe(obs), self.inner.check_success()
+
+    def physics(self) -> tuple[Any, Any]:
+        sim = self.inner.env.sim
+        return sim.model._model, sim.data._data
 
     def _observe(self, obs: dict[str, Any]) -> dict[str, Any]:
         turn = _rotation_vector(obs["robot0_eef_quat"])
