@@ -21,15 +21,15 @@ _FULL = int(mujoco.mjtState.mjSTATE_FULLPHYSICS)
 _MAX_GEOMS = 500
 
 
-def open_gl(width: int, height: int) -> Any:
-    """Return a current off-screen GL context from MUJOCO_GL's backend, or the first that works of egl and osmesa.
+def open_gl(width: int, height: int, backends: tuple[str, ...] = ("egl", "osmesa")) -> Any:
+    """Return a current off-screen GL context from MUJOCO_GL's backend, or the first of `backends` that works.
 
     mujoco itself reads MUJOCO_GL when it is imported, and fails there where the library is missing; opening the
     context here keeps state-only runs free of GL, in any order of imports.
     """
     wanted = os.environ.get("MUJOCO_GL", "").lower()
     failures = []
-    for backend in (wanted,) if wanted in ("egl", "osmesa", "glfw") else ("egl", "osmesa"):
+    for backend in (wanted,) if wanted in ("egl", "osmesa", "glfw") else backends:
         # PyOpenGL settles on one platform per process; mujoco's modules set it, but refuse another that is set.
         platform = os.environ.pop("PYOPENGL_PLATFORM", None)
         try:
@@ -44,6 +44,22 @@ def open_gl(width: int, height: int) -> Any:
         f"cannot open an off-screen GL context (MUJOCO_GL={wanted or None!r}): {'; '.join(failures)}. "
         "Install libegl1 (MUJOCO_GL=egl) or libosmesa6 (MUJOCO_GL=osmesa); `robopolicy doctor` checks both."
     )
+
+
+def choose_gl() -> None:
+    """Set MUJOCO_GL for the renderers of others where nothing says it and there is no display: they would try a window.
+
+    Without a library for off-screen pictures nothing is set, and states alone go on.
+    """
+    if "MUJOCO_GL" in os.environ or os.environ.get("DISPLAY"):
+        return
+    for backend in ("egl", "osmesa"):
+        try:
+            open_gl(64, 64, (backend,)).free()
+        except ConfigError:
+            continue
+        os.environ["MUJOCO_GL"] = backend
+        return
 
 
 class Canvas:

@@ -94,6 +94,8 @@ class SuiteEnv(gymnasium.Env):
     metadata = {"render_modes": [RGB], "render_fps": 20}  # noqa: RUF012  as Gymnasium has it
     render_mode = RGB
     inner: Any
+    begins_anywhere = False  # whether `begin_in` is heeded
+    begin_in: Any = None  # a recorded state in which episodes begin; None: as their seeds say
 
     def act(self, action: Any) -> tuple[Any, Any]:
         """Step `inner`; return the observation, and success as the suite tells it."""

@@ -6,7 +6,8 @@ task's own predicate, after any step, and ends the episode; reward is that succe
 them: 220 steps (spatial), 280 (object), 300 (goal), 520 (10), 400 (90). A task's instruction is its language.
 
 Observations: `observation.state` [8], tool position, its rotation vector, two fingers; pictures of the two usual
-cameras, turned by 180° so that they stand upright, 1 to 7 steps a second without a GPU. No experts, no demonstrations.
+cameras, turned by 180° so that they stand upright, 1 to 7 steps a second without a GPU. No experts: `robopolicy demos
+source=…` runs the suite's recorded demonstrations again.
 """
 
 from __future__ import annotations
@@ -76,6 +77,7 @@ class LiberoEnv(MujocoSuiteEnv):
     """One task, whose episodes begin in its fixed initial states."""
 
     camera, hidden = "agentview", (0,)  # which are what collides
+    begins_anywhere = True
 
     def __init__(self, suite: str, task: str, cameras: tuple[str, ...], size: int) -> None:
         self.states, self.cameras = initial_states(suite, task), cameras
@@ -96,10 +98,11 @@ class LiberoEnv(MujocoSuiteEnv):
         index = number % len(self.states)
         with global_random(index):  # places what is no part of the state, such as a cabinet
             self.inner.reset()
-        obs = self.inner.set_init_state(self.states[index])
+        begun = self.begin_in is not None
+        obs = self.inner.set_init_state(self.begin_in if begun else self.states[index])
         for robot in self.inner.robots:  # the fingers' command outlives a reset
             robot.gripper.current_action = np.zeros(robot.gripper.dof)
-        for _ in range(SETTLE):
+        for _ in range(0 if begun else SETTLE):
             obs, *_ = self.inner.step(STILL)
         return self._observe(obs), {"success": False}
 

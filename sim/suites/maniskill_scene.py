@@ -14,7 +14,6 @@ import numpy as np
 import torch
 
 from robopolicy.core.errors import ConfigError, closest
-from robopolicy.sim.gymnasium.film import RGB
 from robopolicy.sim.suites import maniskill_meaning as meaning
 from robopolicy.sim.suites.base import SuiteEnv, needs, seed32
 from robopolicy.sim.suites.maniskill_registry import suites_own
@@ -38,8 +37,7 @@ class ManiSkillEnv(SuiteEnv):
         friction: of everything, as a multiple of the suite's own. mass: the same, of everything but the arm.
     """
 
-    metadata = {"render_modes": [RGB], "render_fps": 20}  # noqa: RUF012  as Gymnasium has it
-    render_mode = RGB
+    begins_anywhere = True
 
     def __init__(
         self, name: str, robot: str | None, control: str, cameras: tuple[str, ...] = (), size: int = 128,
@@ -60,7 +58,7 @@ class ManiSkillEnv(SuiteEnv):
         obs, info = self.inner.reset(seed=0)
         _check(name, self.inner, info, cameras)
         self.metadata = {
-            **ManiSkillEnv.metadata,
+            **self.metadata,
             "render_fps": self.inner.control_freq,
             "action": meaning.action(self.inner, robot, control),
             "names": meaning.names(self.inner.get_obs(info, unflattened=True)),
@@ -81,6 +79,8 @@ class ManiSkillEnv(SuiteEnv):
         obs, _ = self.inner.reset(seed=self._seed, options={"reconfigure": True})
         if self.friction != 1.0 or self.mass != 1.0:
             self._change_physics()
+        if self.begin_in is not None:
+            obs = self._placed(obs)
         return self._seen(obs), {"success": False}
 
     def act(self, action: Any) -> tuple[Any, Any]:
@@ -103,6 +103,26 @@ class ManiSkillEnv(SuiteEnv):
         super().close()
         if self._twin is not None:
             self._twin.close()
+
+    def _placed(self, obs: Any) -> Any:
+        """Put the scene into the state `begin_in`, unless it is there; return the observation.
+
+        Raises:
+            ConfigError: the scene has other parts.
+        """
+        now, wanted = self.inner.get_state_dict(), {}
+        for group, states in now.items():
+            given = self.begin_in.get(group, {})
+            if {k: v.shape[1:] for k, v in states.items()} != {k: v.shape for k, v in given.items()}:
+                raise ConfigError(f"source: its {group} are {sorted(given)}, those of {self.name} are {sorted(states)}")
+            wanted[group] = {k: torch.from_numpy(v).float()[None] for k, v in given.items()}
+        if all(
+            torch.allclose(v, wanted[group][k], atol=1e-5) for group, found in now.items() for k, v in found.items()
+        ):
+            return obs
+        self.inner.set_state_dict(wanted)
+        self.inner.agent.controller.reset()
+        return self.inner.get_obs()
 
     def _seen(self, obs: Any) -> Any:
         if not self.cameras:

@@ -3,9 +3,9 @@
 Protocol: OSC_POSE at 20 Hz over physics at 500 Hz; the observations are robomimic's (tool position and quaternion
 x y z w, finger positions, object state), which hold no velocities: `relative` adds last steps; every episode draws the
 arm's start and the objects' places with its seed; success is the task's own check, after any step, and ends the
-episode; reward is that success. `horizon` is half of robomimic's 400 steps for Lift and Can, 400 for other tasks, and the
-suite's own 1000 for those of several goals (NutAssembly, PickPlace, Wipe). Lift's cube has one size, drawn once: the
-model is not loaded again for an episode.
+episode; reward is that success. `horizon` is half of robomimic's 400 steps for Lift and Can, 400 for other tasks, and
+the suite's own 1000 for those of several goals (NutAssembly, PickPlace, Wipe). Lift's cube has one size, drawn once:
+the model is not loaded again for an episode.
 
 Experts for Lift and Can are ours; the other tasks have none.
 """
