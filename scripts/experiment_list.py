@@ -75,6 +75,7 @@ SUITE = (
     PEG_EASY,
     PEG,
 )
+RESIDUAL_STEPS = (60_000, 100_000, 30_000, 150_000, 60_000, 150_000, 60_000, 150_000)  # env steps, by task
 PICK_FLOW = Base("pick", 60, 1.0, ("loop.steps=3000", "policy=flow"), "flow")
 PICK_GAUSSIAN = Base("pick", 60, 1.0, ("loop.steps=3000", "policy=gaussian"), "gaussian")
 PICK_ACT = Base(
@@ -175,6 +176,13 @@ LIMITED = (
 )
 CURVE = ("loop.eval_every=50000", *WATCH)
 SOLVED = "loop.stop_success=1"
+EARLIER = (
+    "algo=residual",
+    "algo.confidence=0",
+    "algo.average=1",
+    "algo.actor_warmup=0",
+)  # before it watched the critics
+EARLIER_LONG = (*EARLIER, "algo.penalty_steps=30000", "loop.total_steps=150000")
 ABLATION = {  # one change each of algo=dppo
     "as_is": (),
     "floor_0.05": ("algo.noise.floor=0.05",),
@@ -189,13 +197,6 @@ ABLATION = {  # one change each of algo=dppo
     "critic_warmup_5": ("algo.critic_warmup=5",),
     "progressive_0.5": ("algo.progressive=0.5",),
 }
-PEG_HARD = (  # usual noise, of millimetres, tips the peg in the fingers: next to no episode with it succeeds
-    "loop.total_steps=125000",
-    "loop.warmup_steps=10000",
-    "algo.penalty_steps=40000",
-    "algo.exploration_std=0.05",
-    "algo.warmup_std=0.1",
-)
 SUITE_DPPO = (  # one config for all tasks; chosen on training seed 100 of stack, peg and pick, docs/dppo.md
     "algo=dppo_large",
     "loop.eval_every=500000",
@@ -219,7 +220,7 @@ ROBOSUITE_CAN = Base(
     episodes=200,
 )
 GRASP_RESIDUAL = (  # chosen on training seed 100 of ManiSkill's PickCube, docs/suites.md
-    "algo=residual_long",
+    *EARLIER[:-1],
     "loop.demo_fraction=0.25",
     "loop.replay.gamma=0.99",
     "algo.exploration_std=0.1",
@@ -289,7 +290,13 @@ VLA_CHUNKS = (  # off-policy, by a critic of whole chunks
     "threads=1",
 )
 VLA_CRITIC = ("loop.rollout_steps=80", "algo.critic_warmup=2")
-VLA_PIXELS_RESIDUAL = ("algo=residual_long", "policy.pictures=true", "loop.total_steps=100000", "threads=1")
+VLA_PIXELS_RESIDUAL = (
+    *EARLIER,
+    "algo.penalty_steps=30000",
+    "policy.pictures=true",
+    "loop.total_steps=100000",
+    "threads=1",
+)
 VLA_PIXELS_PPO = (
     "algo=ppo",
     "num_envs=256",
@@ -329,7 +336,9 @@ EXPERIMENTS = {
                 base,
                 {
                     "refined": (
-                        "algo=residual",
+                        *EARLIER,
+                        "algo.exploration_std=0.15",
+                        "algo.warmup_std=0.3",
                         "num_envs=8",
                         "loop.total_steps=50000",
                         "loop.warmup_steps=5000",
@@ -443,29 +452,48 @@ EXPERIMENTS = {
         (
             Setting(
                 Base("peg_easy", 80, 0.65),
-                {"refined": ("algo=residual_careful", "loop.eval_every=5000", *WATCH)},
+                {"refined": ("algo=residual", "loop.total_steps=60000", "loop.eval_every=2000", *WATCH)},
             ),
         ),
         extra=("worse",),
     ),
-    "peg_residual": Experiment(
-        (
-            Setting(PEG_EASY, {"refined": ("algo=residual",)}, "easy/"),
-            Setting(PEG, {"refined": ("algo=residual", *PEG_HARD)}, "hard/"),
-        )
-    ),
-    "native_suite_residual": Experiment(
-        tuple(Setting(base, {"refined": ("algo=residual_long",)}, prefix=f"{base.task}/") for base in SUITE),
-        extra=("mean",),
+    "never_worse": Experiment(  # one preset; a task chooses the budget alone
+        tuple(
+            Setting(
+                base,
+                {"refined": ("algo=residual", f"loop.total_steps={steps}", "loop.eval_every=2000", *WATCH)},
+                prefix=f"{base.task}/",
+            )
+            for base, steps in zip(SUITE, RESIDUAL_STEPS, strict=True)
+        ),
+        extra=("dip", "worse", "mean"),
     ),
     "base_without_noise": Experiment(  # the mode of the base in place of a sample: what refinement has to beat
         tuple(Setting(base, {"mode": ("deterministic=true",)}, prefix=f"{base.task}/") for base in SUITE)
+    ),
+    "one_step": Experiment(  # ten steps of a diffusion policy in one step of a flow
+        tuple(
+            Setting(
+                base,
+                {"one_step": ()},
+                prefix=f"{base.task}/",
+                student=(
+                    "algo=distill",
+                    *(o for o in base.overrides if "network" in o),
+                    "loop.steps=6000",
+                    "threads=1",
+                ),
+            )
+            for base in SUITE
+            if base.task in ("push", "pick", "stack", "pusht")
+        ),
+        kept="inference/",
     ),
     "pick_pixels_residual": Experiment(
         (
             Setting(
                 PICK_PIXELS,
-                {"refined": ("algo=residual_long", "policy.pictures=true", "num_envs=8", "loop.total_steps=40000")},
+                {"refined": ("algo=residual", "policy.pictures=true", "num_envs=8", "loop.total_steps=40000")},
             ),
         )
     ),
@@ -513,7 +541,7 @@ EXPERIMENTS = {
             Setting(
                 VLA,
                 {
-                    "residual": ("algo=residual_long", "threads=1"),
+                    "residual": (*EARLIER_LONG, "threads=1"),
                     "rpd": RPD_STUDENT,
                     "one_step": ONE_STEP,
                     "dppo": VLA_DPPO,

@@ -1,7 +1,7 @@
 """Train, evaluate and record what docs/results/<id>.json holds: every stage is a `robopolicy` command, all seeds run.
 
     python scripts/experiments.py pick_residual_fast            # five training seeds, two at a time
-    python scripts/experiments.py native_suite_residual --only drawer stack
+    python scripts/experiments.py never_worse --only drawer stack
 
 Stages that are done are not repeated, interrupted ones resume. Evaluations after training use test episodes, those
 during training validation episodes. A training seed seeds demonstrations, imitation and reinforcement alike.
@@ -190,10 +190,11 @@ def before_it(out: Path, setting: Setting, base: Path, seed: int, threads: int) 
 
 def student_of(out: Path, setting: Setting, base: Path, seed: int, threads: int) -> Path:
     """The run of what is refined in place of the base: made of it by imitation, on the same demonstrations."""
+    key = "teacher" if "algo=distill" in setting.student else "base"
     run = out / f"{setting.prefix.replace('/', '-')}begin-{seed}"
     with ONE_AT_A_TIME:
         robopolicy("train", *task_of(setting.base), f"dataset={base / 'data'}", f"run_dir={run}", f"seed={seed}",
-                   "tracker=local", f"base={policy_of(setting.base, base)}", *setting.student,
+                   "tracker=local", f"{key}={policy_of(setting.base, base)}", *setting.student,
                    threads=threads, log=run / "log.txt")  # fmt: skip
     return run
 

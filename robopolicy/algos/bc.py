@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any, cast
 
 import torch
+from torch import Tensor
 
 from robopolicy.config.schema import Count, Fraction, Natural, NonNegative, Positive
 from robopolicy.core.errors import RobopolicyError
@@ -69,7 +70,7 @@ class BC:
         lr = self.lr * cosine_with_warmup(self.updates, steps=self.steps, warmup=self.warmup)
         for group in self.optimizer.param_groups:
             group["lr"] = lr
-        loss, metrics = self.model.loss(batch)
+        loss, metrics = self.loss(batch)
         self.optimizer.zero_grad(set_to_none=True)
         loss.backward()
         norm = torch.nn.utils.clip_grad_norm_(self.parameters, self.clip_norm)
@@ -83,6 +84,10 @@ class BC:
         self.ema.update(self.updates)
         self.updates += 1
         return {"loss": value, "grad_norm": size, "lr": lr, **metrics}
+
+    def loss(self, batch: dict[str, Any]) -> tuple[Tensor, Metrics]:
+        """Compute what is minimised [], and further numbers to log."""
+        return self.model.loss(batch)
 
     def state_dict(self) -> dict[str, Any]:
         return {

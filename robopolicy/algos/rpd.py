@@ -17,8 +17,8 @@ from robopolicy.algos.ppo import PPO, ChunkSamples
 from robopolicy.algos.returns import schedule
 from robopolicy.buffers.collector import Record, Rollout
 from robopolicy.config.schema import Fraction, Natural, NonNegative, Positive
-from robopolicy.core.errors import CheckpointError, SpecError
-from robopolicy.core.specs import PolicySpec, check_action_spec
+from robopolicy.core.errors import CheckpointError
+from robopolicy.core.specs import check_teacher
 from robopolicy.core.types import Metrics, Obs, newest
 from robopolicy.policies.base import Policy
 from robopolicy.policies.gaussian import GaussianPolicy
@@ -55,7 +55,7 @@ class RPD(PPO):
         critic_warmup: Natural = 0,
         **options: Any,
     ) -> None:
-        _check(policy.spec, teacher.spec)
+        check_teacher(policy.spec, teacher.spec)
         super().__init__(policy, clip=clip, critic_warmup=critic_warmup, **options)
         self.teacher = teacher.eval().requires_grad_(False)
         self.distance, self.anchor, self.weight = distance, anchor, anchor
@@ -114,11 +114,3 @@ class RPD(PPO):
 def _fingerprint(policy: Policy) -> float:
     """Return the sum of absolute weights, to recognise the teacher."""
     return float(sum(p.detach().double().abs().sum() for p in policy.parameters()))
-
-
-def _check(student: PolicySpec, teacher: PolicySpec) -> None:
-    problems = check_action_spec(student.action, teacher.action, needs="the student", offers="the teacher")
-    if abs(student.dt - teacher.dt) > 1e-6:
-        problems.append(f"dt: the student acts every {student.dt} s, the teacher every {teacher.dt} s")
-    if problems:
-        raise SpecError("the teacher cannot teach this student:\n  - " + "\n  - ".join(problems))

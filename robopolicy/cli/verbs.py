@@ -32,6 +32,12 @@ VERBS = {
             _RESUMES,
         ),
         Verb(
+            "refine",
+            "refine a policy by settings that rules choose, and compare",
+            "robopolicy.cli.refine:refine",
+            _RESUMES,
+        ),
+        Verb(
             "eval",
             "run a checkpoint on test episodes: rates, intervals, videos",
             "robopolicy.cli.eval:evaluate",

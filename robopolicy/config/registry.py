@@ -35,6 +35,7 @@ _SLOTS: dict[str, dict[str, Any]] = {  # slot → name → "module:attribute", o
         "aloe": "robopolicy.algos.aloe:ALOE",
         "bc": "robopolicy.algos.bc:BC",
         "co_dppo": "robopolicy.algos.co_dppo:CoDPPO",
+        "distill": "robopolicy.algos.distill:Distill",
         "dppo": "robopolicy.algos.dppo:DPPO",
         "grpo": "robopolicy.algos.grpo:GRPO",
         "ogpo": "robopolicy.algos.ogpo:OGPO",

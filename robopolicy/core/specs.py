@@ -280,3 +280,19 @@ def check_fits(policy: PolicySpec, env: EnvSpec, *, ignore: Iterable[str] = ()) 
         problems.append(f"dt: the policy was trained at {policy.dt} s a step, {env.id} runs at {env.dt} s")
     if problems:
         raise SpecError("policy and environment do not fit:\n  - " + "\n  - ".join(problems))
+
+
+def check_teacher(student: PolicySpec, teacher: PolicySpec, *, more: Sequence[str] = ()) -> None:
+    """Refuse a teacher that commands other actions than the student, or at another rate.
+
+    Args:
+        more: further problems to list, one sentence each.
+
+    Raises:
+        SpecError: lists all problems.
+    """
+    problems = check_action_spec(student.action, teacher.action, needs="the student", offers="the teacher")
+    if abs(student.dt - teacher.dt) > 1e-6:
+        problems.append(f"dt: the student acts every {student.dt} s, the teacher every {teacher.dt} s")
+    if problems := [*problems, *more]:
+        raise SpecError("the teacher cannot teach this student:\n  - " + "\n  - ".join(problems))

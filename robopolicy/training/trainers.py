@@ -34,7 +34,7 @@ def train_imitation(config: TrainConfig, checkpointer: Checkpointer) -> Metrics:
     base = load_base(config, env, resumed)
     episodes = required(config, load_demonstrations(config, base))
     policy = build_policy_for(config, env=env, base=base, demonstrations=episodes, resumed=resumed)
-    algo = build_algorithm(config, policy, demonstrations=episodes)
+    algo = build_algorithm(config, policy, demonstrations=episodes, teacher=load_teacher(config, env))
     return run_loop(
         config, checkpointer, policy=policy, algo=algo, episodes=episodes, evaluate=build_evaluation(config)
     )

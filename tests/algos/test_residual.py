@@ -28,7 +28,8 @@ def make(*, gain=0.35, num_envs=8, scale=0.5, seed=0, **kw):
     normalizer = Normalizer.from_limits(base.spec.observation, base.spec.action)
     normalizer._affine(STATE).set(torch.tensor([0.0, 0.0, 500.0, 6.0]), torch.tensor([0.3, 0.3, 500.0, 6.0]))
     policy = ResidualPolicy(base.spec, normalizer, base, hidden=(32, 32), scale=scale)
-    algo = ResidualTD3(policy, critic=partial(CriticEnsemble, heads=3, width=32), seed=seed, **kw)
+    short = dict(exploration_std=0.15, warmup_std=0.3, confidence=0.0, average=1.0, actor_warmup=0, penalty_steps=8_000)
+    algo = ResidualTD3(policy, critic=partial(CriticEnsemble, heads=3, width=32), seed=seed, **short | kw)
     return policy, algo, wrap_for(policy, PointEnv(num_envs))
 
 

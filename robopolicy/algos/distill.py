@@ -1,0 +1,112 @@
+"""Distil a denoising policy of many steps into a flow of one or two (Luhman & Luhman 2021; Liu et al. 2023).
+
+The student learns where the teacher takes each initial noise: a straight line from the noise to the teacher's chunk.
+On such lines one Euler step is exact. The noise goes on choosing among the teacher's chunks, so the student still
+explores. Liu et al. call this reflow; there the teacher is a flow, here any policy that begins at noise.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from robopolicy.algos.bc import BC
+from robopolicy.core.errors import SpecError
+from robopolicy.core.specs import check_teacher
+from robopolicy.core.types import Metrics
+from robopolicy.policies.base import Policy
+from robopolicy.policies.denoising import ChunkDenoiser
+from robopolicy.policies.flow import FlowPolicy
+from robopolicy.policies.normalizer import ACTION
+
+
+class Distill(BC):
+    """Regress the student's velocity on (teacher's chunk − noise), at the observations of a dataset.
+
+    The teacher acts from the initial noise alone: the noise of later steps of a DDPM is zero. The student begins with
+    the teacher's encoder where both are alike and normalise alike.
+
+    Args:
+        policy: a flow policy, trained in place.
+        teacher: a policy that begins at noise [H Da], and reads nothing that the student does not read.
+        **options: see BC.
+
+    Raises:
+        SpecError: the student is no flow without noise between its steps, or the teacher does not fit it.
+    """
+
+    @staticmethod
+    def forwards_to(given: object) -> tuple[type, ...]:
+        return (BC,)
+
+    def __init__(self, policy: FlowPolicy, teacher: Policy, **options: Any) -> None:
+        if not isinstance(policy, FlowPolicy) or len(policy.noise_shape) != 2:
+            raise SpecError(
+                f"policy: expected a flow without noise between its steps, found {type(policy).__name__}. Say "
+                "policy=flow policy.sampling_steps=1"
+            )
+        check_teacher(policy.spec, teacher.spec, more=_misfits(policy, teacher))
+        self.teacher = teacher.eval().requires_grad_(False)
+        if isinstance(teacher, ChunkDenoiser) and _same(policy.normalizer, teacher.normalizer):
+            _take_over(policy.encoder, teacher.encoder)
+        super().__init__(policy, **options)
+        action = policy.spec.action
+        self.limits = torch.tensor([action.low, action.high], device=policy.times.device)
+
+    def loss(self, batch: dict[str, Any]) -> tuple[Tensor, Metrics]:
+        """Compute the mean square error [] of the velocity at random sampling times.
+
+        Args:
+            batch: {key: [B To ...]}; its actions are not read.
+        """
+        student = self.model
+        assert isinstance(student, FlowPolicy)
+        noise = torch.randn(len(batch[ACTION]), *student.noise_shape, device=self.limits.device)
+        chunk = self.chunk(batch, noise)
+        index = torch.randint(len(student.times), (len(noise),), device=noise.device)
+        x, velocity = student.noised(chunk, noise, index)
+        predicted = student.network(x, student.times[index], student.encode_batch(batch))
+        return (predicted - velocity).square().mean(), {"chunk_rms": float(chunk.square().mean().sqrt())}
+
+    @torch.no_grad()
+    def chunk(self, batch: dict[str, Any], noise: Tensor) -> Tensor:
+        """Return the teacher's chunks [B H Da] from initial noise [B H Da], in normalised units."""
+        given = noise
+        if len(self.teacher.noise_shape) == 3:
+            given = noise.new_zeros(len(noise), *self.teacher.noise_shape)
+            given[:, 0] = noise
+        obs = {key: batch[key] for key in self.teacher.spec.observation}
+        chunk = self.teacher.act(obs, noise=given).clamp(*self.limits)
+        return self.model.normalizer.normalize(ACTION, chunk)
+
+
+def _misfits(student: Policy, teacher: Policy) -> list[str]:
+    """List what keeps the student from following the teacher, one sentence each."""
+    problems, own, other = [], student.spec, teacher.spec
+    if teacher.noise_shape[-2:] != student.noise_shape:
+        problems.append(
+            f"it begins at noise of shape {teacher.noise_shape}, expected one that ends in {student.noise_shape}: a "
+            "diffusion, flow or VLA policy of the same horizon. Distil a residual by algo=bc on its rollouts"
+        )
+    problems += [
+        f"{key}: the student has {mine}, the teacher {theirs}. Say {key}={theirs}"
+        for key in ("n_obs_steps", "horizon", "n_action_steps")
+        if (mine := getattr(own, key)) != (theirs := getattr(other, key))
+    ]  # fmt: skip
+    if missing := sorted(set(other.observation) - set(own.observation)):
+        problems.append(f"it reads {missing}, which the student does not; see cameras=")
+    return problems
+
+
+def _same(own: nn.Module, other: nn.Module) -> bool:
+    mine, theirs = own.state_dict(), other.state_dict()
+    return mine.keys() == theirs.keys() and all(torch.equal(mine[key], theirs[key]) for key in mine)
+
+
+def _take_over(own: nn.Module, other: nn.Module) -> None:
+    """Copy all weights where names and shapes are alike."""
+    mine, theirs = own.state_dict(), other.state_dict()
+    if {k: v.shape for k, v in mine.items()} == {k: v.shape for k, v in theirs.items()}:
+        own.load_state_dict(theirs)

@@ -1,0 +1,167 @@
+"""`robopolicy refine`: look at a base, choose settings by rules, train, compare and report."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from robopolicy.cli.main import invoke
+from robopolicy.cli.quickstart import Stages
+from robopolicy.config.compose import task_node
+from robopolicy.config.hydra_configs import config_folder
+from robopolicy.config.schema import TARGET, Count, Device, Natural, Node
+from robopolicy.core.types import VecEnv
+from robopolicy.evaluation.compare import Comparison
+from robopolicy.evaluation.episode_table import EpisodeTable
+from robopolicy.evaluation.policy_ref import PolicyRef, env_of, task_of
+from robopolicy.evaluation.saved import evaluated_rows
+from robopolicy.policies.base import Policy
+from robopolicy.policies.state_vectors import joined, state_vectors
+from robopolicy.runs.checkpointer import load_policy
+from robopolicy.runs.inputs import there
+from robopolicy.runs.run_dir import read_config
+from robopolicy.training.refinement_rules import BaseFacts, Choice, choose
+from robopolicy.utils.threads import set_threads
+
+NUM_ENVS = 50  # of the look
+
+
+def refine(
+    *,
+    base: Path,
+    out: Path,
+    tracker: Node,
+    task: Node | None = None,
+    dataset: Path | None = None,
+    env_steps: Count | None = None,
+    look_episodes: Count = 100,
+    plan_only: bool = False,
+    episodes: Count = 500,
+    videos: Natural = 4,
+    seed: int = 0,
+    device: Device = "cpu",
+    threads: Count | None = None,
+) -> Comparison | None:
+    """Refine a policy by settings that rules choose, and print them as an ordinary command.
+
+    Args:
+        base: run or policy directory of the policy to refine. out: directory of all stages, look/ and refined/.
+        tracker: node of the tracker of metrics. task: node of the task; None: the one that the base was trained on.
+        dataset: demonstrations; None: those that the base was trained on, where they still are.
+        env_steps: budget of primitive env steps; None: by the rules.
+        look_episodes: validation episodes that the base is looked at in. plan_only: print the command, and stop.
+        episodes: number of episodes of the comparison. videos: number of films. seed: of everything random.
+        device: of the networks. threads: of torch; None: torch's choice.
+
+    Returns:
+        The comparison of the refined policy with its base; None with `plan_only`.
+
+    Raises:
+        ConfigError: the base succeeds too rarely, or has no task of its own and none is given.
+    """
+    set_threads(threads)
+    console = Console()
+    stages = Stages(console, total=2 if plan_only else 5)
+    ref = PolicyRef.of(base, "latest", out / "look")
+    node, dataset = task_of(task, ref), dataset or _own_dataset(ref)
+    facts = stages.run(
+        "look", f"{look_episodes} validation episodes of {ref.name}, with and without sampling noise",
+        lambda: _look(base, ref, env_of(task, ref, min(NUM_ENVS, look_episodes)), look_episodes, dataset, device),
+    )  # fmt: skip
+    refined = out / "refined"
+    choices = stages.run("choice", "settings by the rules of docs/refine.md", lambda: choose(facts, env_steps))
+    overrides = [override for choice in choices for override in choice.overrides]
+    _show(console, choices, base, dataset, node, refined, overrides)
+    if plan_only:
+        return None
+    common: dict[str, Any] = {"task": node, "threads": threads, "device": device}
+    stages.run(
+        "refinement", "it learns from success alone, on top of the frozen policy",
+        lambda: invoke("train", *overrides, run_dir=refined, base=base, dataset=dataset, seed=seed, tracker=tracker,
+                       **common),
+    )  # fmt: skip
+    result: Comparison = stages.run(
+        "comparison", f"both on the same {episodes} unseen episodes",
+        lambda: invoke("compare", a=base, b=refined, episodes=episodes, videos=videos, **common),
+    )  # fmt: skip
+    page = stages.run("report", "one page with all of it", lambda: invoke("report", run_dir=refined))
+    console.print(f"open [bold]{page}[/] in a browser", soft_wrap=True)
+    return result
+
+
+def _own_dataset(ref: PolicyRef) -> Path | None:
+    """Return the demonstrations that the base was trained on; None where they are gone."""
+    config = (read_config(ref.run) if ref.run is not None else None) or {}
+    return there(config["dataset"]) if config.get("dataset") else None
+
+
+def _look(
+    base: Path, ref: PolicyRef, env: VecEnv, episodes: int, dataset: Path | None, device: str
+) -> BaseFacts:  # fmt: skip
+    policy = load_policy(base, device=device, env=env.spec)
+    rows = evaluated_rows(policy, env, ref, "sampled", episodes, "validation", deterministic=False)
+    mode = evaluated_rows(policy, env, ref, "mode", episodes, "validation", deterministic=True)
+    return facts_of(policy, rows, mode, at_a_time=min(NUM_ENVS, episodes), demonstrations=dataset is not None)
+
+
+def facts_of(
+    policy: Policy, rows: EpisodeTable, mode: EpisodeTable, *, at_a_time: int, demonstrations: bool
+) -> BaseFacts:
+    """Return the facts about a base from its episodes with and without sampling noise."""
+    frame, observation = rows.frame, policy.spec.observation
+    won = frame["length"][frame["success_once"]]
+    vectors = [observation[key] for key in state_vectors(observation)]
+    return BaseFacts(
+        success=rows.success_rate().value,
+        mode_success=mode.success_rate().value,
+        episodes=len(rows),
+        steps_per_second=at_a_time * float(frame["length"].sum()) / float(frame["wall_s"].sum()),
+        success_steps=float(np.median(won)) if len(won) else 0.0,
+        elements=(joined(vectors).names or ()) if vectors else (),
+        pictures=any(len(feature.shape) == 3 for feature in observation.values()),
+        demonstrations=demonstrations,
+        instructions=len(policy.spec.tasks),
+    )
+
+
+def _show(
+    console: Console, choices: list[Choice], base: Path, dataset: Path | None, task: dict[str, Any], run: Path,
+    overrides: list[str],
+) -> None:  # fmt: skip
+    """Print every rule's settings with its reason, and the command that they make."""
+    table = Table(show_edge=False, pad_edge=False)
+    table.add_column("settings", overflow="fold")
+    table.add_column("because", overflow="fold")
+    for choice in choices:
+        table.add_row("\n".join(choice.overrides) or "–", choice.reason)
+    console.print(table)
+    given = {"base": base, **({"dataset": dataset} if dataset else {}), "run_dir": run}
+    words = ["robopolicy", "train", *task_overrides(task), *overrides, *(f"{k}={v}" for k, v in given.items())]
+    console.print(f"\nthe same by hand:\n{shlex.join(words)}", soft_wrap=True, markup=False, highlight=False)
+
+
+def task_overrides(node: dict[str, Any]) -> list[str]:
+    """Return the words of the command line that choose a task: the option that is closest, and what differs from it."""
+    options = {file.stem: task_node(file.stem) for file in sorted((config_folder() / "task").glob("*.yaml"))}
+    same = {name: option for name, option in options.items() if option[TARGET] == node[TARGET]}
+    if not same:  # of the user's own folder of configs
+        return ["task=…"]
+    name = max(same, key=lambda n: sum(node.get(k) == v for k, v in same[n].items()))
+    keys = [k for k, v in node.items() if k not in same[name] or same[name][k] != v]
+    return [f"task={name}", *(f"task.{k}={_written(node[k])}" for k in keys)]
+
+
+def _written(value: Any) -> str:
+    """Write a value as the command line reads it."""
+    if isinstance(value, bool) or value is None:
+        return {True: "true", False: "false", None: "null"}[value]
+    if isinstance(value, list | tuple):
+        return f"[{','.join(map(_written, value))}]"
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{k}: {_written(v)}" for k, v in value.items()) + "}"
+    return str(value)

@@ -1,0 +1,142 @@
+"""Choose the settings of a refinement from what was seen of the base, by rules that are written down.
+
+Every rule has its evidence in docs/refine.md. They were chosen on the recorded tasks of the native suite, Meta-World,
+ManiSkill and robosuite.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+
+from robopolicy.core.errors import ConfigError
+
+FAST, SLOW = 1_000, 200  # env steps per second with the base acting: above, below
+LOWEST, GOOD = 0.02, 0.98  # success of a base with next to nothing to build on, and with next to nothing left to gain
+_DIFFERENCE = re.compile(r"(.+)_(?:to|in)_(.+)_[^_]+")  # hand_to_object_x
+
+
+@dataclass(frozen=True)
+class BaseFacts:
+    """What is known of a base on its task.
+
+    `success`, `mode_success`: rates with and without sampling noise. `episodes`: that each rate is of.
+    `steps_per_second`: env steps with the base acting. `success_steps`: median length of a success, 0 without any.
+    `elements`: names of the state's elements. `pictures`: the base reads cameras. `demonstrations`: there are some.
+    """
+
+    success: float
+    mode_success: float
+    episodes: int
+    steps_per_second: float
+    success_steps: float
+    elements: tuple[str, ...]
+    pictures: bool
+    demonstrations: bool
+    instructions: int
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Overrides of `robopolicy train`, and the reason in words; without overrides it is advice."""
+
+    overrides: tuple[str, ...]
+    reason: str
+
+
+def choose(facts: BaseFacts, env_steps: int | None = None) -> list[Choice]:
+    """Return the settings for a base, in the order in which they are printed.
+
+    Args:
+        env_steps: budget in primitive env steps; None: by the rules.
+
+    Raises:
+        ConfigError: the base succeeds too rarely to be refined.
+    """
+    if max(facts.success, facts.mode_success) < LOWEST:
+        raise ConfigError(
+            f"base: succeeds in {100 * facts.success:.0f}% of {facts.episodes} episodes; a refinement needs successes "
+            f"to learn from, at least {100 * LOWEST:.0f}%. Record more demonstrations, or lower their expert_noise."
+        )
+    why = "a bounded correction of the frozen base, let out where all critics see a gain"
+    found = [Choice(("algo=residual",), why)]
+    found += _advice(facts)
+    speed, fast = f"{facts.steps_per_second:,.0f} env steps/s", facts.steps_per_second >= FAST
+    if fast:
+        lengths = (f"loop.total_steps={env_steps or 150_000}", "loop.stop_success=1")
+        found.append(Choice(lengths, f"a fast env ({speed}): many steps; ends once 100 episodes in a row succeed"))
+    else:
+        found += _of_slow_env(facts, speed, env_steps)
+    if facts.pictures:
+        seen = ("policy.pictures=true", "num_envs=8") if fast else ("policy.pictures=true",)
+        found.append(Choice(seen, "the base reads cameras: the residual sees what the base's encoder makes of them"))
+    if not facts.demonstrations:
+        found.append(Choice(("loop.demo_fraction=0",), "no demonstrations were found: dataset=<theirs> would help"))
+    return found
+
+
+def _advice(facts: BaseFacts) -> list[Choice]:
+    found, sampled, mode = [], f"{100 * facts.success:.0f}%", f"{100 * facts.mode_success:.0f}%"
+    if facts.success >= GOOD:
+        found.append(f"the base succeeds in {sampled}: there is little left to gain")
+    if facts.mode_success >= facts.success + 0.1:
+        found.append(f"without sampling noise {sampled} is {mode}: deterministic=true is a gain for nothing")
+    if facts.instructions > 1:
+        found.append(f"{facts.instructions} instructions: algo=rpd went further on such, see docs/vla.md")
+    return [Choice((), reason) for reason in found]
+
+
+def _of_slow_env(facts: BaseFacts, speed: str, env_steps: int | None) -> list[Choice]:
+    """Few env steps: more updates for each, longer returns, and a state in which places do not name the episode."""
+    slow = facts.steps_per_second < SLOW
+    envs, updates, warmup = (4, 1, 3_000) if slow else (8, 0.5, 5_000)
+    steps = env_steps or (40_000 if slow else 50_000)
+    found = [
+        Choice((f"loop.total_steps={steps}", f"num_envs={envs}", f"loop.warmup_steps={warmup}",
+                f"loop.updates_per_step={updates}"), f"a slow env ({speed}): more updates for each env step"),
+        Choice(("algo.exploration_std=0.1", "algo.warmup_std=0.15", f"algo.penalty_steps={steps // 5}",
+                "algo.penalty_final=0.03"), "a short budget: the residual is let out in a fifth of it"),
+    ]  # fmt: skip
+    if facts.success_steps > 100:
+        found.append(Choice(("loop.replay.n_step=10",), f"a success takes {facts.success_steps:.0f} steps"))
+    if facts.demonstrations:
+        found.append(Choice(("loop.demo_fraction=0.25",), "few episodes: a quarter of each batch is demonstrations"))
+    if kept := relative_elements(facts.elements):
+        found.append(Choice((f"policy.state=[{','.join(kept)}]",),
+                            "differences in place of absolute places, which name the episode"))  # fmt: skip
+    return found
+
+
+def relative_elements(names: Sequence[str]) -> list[str]:
+    """Return patterns of the elements to read: all but absolute places of things that a difference names.
+
+    Of the first thing, the tool, the height stays. Earlier frames (`before_*`) and the joints of an arm (`qpos_0` to
+    `qpos_6`) go too. Empty where no element is a difference: then all are read.
+    """
+    differences = [n for n in names if _DIFFERENCE.match(n)]
+    if not differences:
+        return []
+    matches = [match for n in differences if (match := _DIFFERENCE.match(n))]
+    things = dict.fromkeys(part for match in matches for part in match.groups())
+    tool = next(iter(things))
+    gone = {f"{thing}_{axis}" for thing in things for axis in "xyz"} - {f"{tool}_z"}
+    gone |= {f"qpos_{joint}" for joint in range(7)}
+    kept = [n for n in names if n in differences or (n not in gone and not n.startswith("before_"))]
+    return _patterns(kept, names)
+
+
+def _stem(name: str) -> str:
+    """Return a name without its axis: "hand_to_object_x" → "hand_to_object"."""
+    return name.rpartition("_")[0]
+
+
+def _patterns(kept: Sequence[str], names: Sequence[str]) -> list[str]:
+    """Shorten kept names to patterns that match no other name."""
+    found: dict[str, None] = {}
+    for name in kept:
+        pattern = f"{_stem(name)}_*"
+        whole = "_" in name and all(n in kept for n in names if fnmatchcase(n, pattern))
+        found[pattern if whole and sum(fnmatchcase(n, pattern) for n in kept) > 1 else name] = None
+    return list(found)

@@ -1,0 +1,113 @@
+"""Distillation into a flow of one or two steps: the student goes where the teacher goes from the same noise."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from robopolicy.algos.distill import Distill
+from robopolicy.core.errors import SpecError
+from robopolicy.core.types import STATE, Feature
+from robopolicy.networks.mlp import MLP, ResidualMLP
+from robopolicy.policies.denoising import ChunkDenoiser
+from robopolicy.policies.flow import FlowPolicy
+from robopolicy.policies.residual import ResidualPolicy
+from tests.algos.test_dppo import base
+from tests.fakes import PointPolicy
+
+ENCODER = partial(MLP, out_dim=5, width=8, depth=1)
+
+
+def student(steps: int = 1, teacher: ChunkDenoiser | None = None, **options: Any) -> FlowPolicy:
+    like = teacher or base()
+    torch.manual_seed(1)
+    network = partial(ResidualMLP, width=64, time_dim=16)
+    return FlowPolicy(like.spec, like.normalizer, network=network, sampling_steps=steps, **options)
+
+
+def batch_of(count: int = 128) -> dict[str, Tensor]:
+    state = torch.rand(count, 1, 4) * torch.tensor([0.6, 0.6, 1000.0, 12.0]) - torch.tensor([0.3, 0.3, 0.0, 0.0])
+    horizon, dim = base().noise_shape[-2:]
+    return {STATE: state, "action": torch.zeros(count, horizon, dim)}
+
+
+@pytest.mark.parametrize(("kind", "steps"), [("ddpm", 1), ("flow", 1), ("flow", 2)])
+def test_the_student_follows_every_noise(kind: str, steps: int) -> None:
+    teacher = base(kind)
+    high = torch.tensor(teacher.spec.action.high)
+
+    def act(obs: dict[str, Tensor], *, noise: Tensor) -> Tensor:
+        first = noise[:, 0] if noise.ndim == 4 else noise
+        return high * torch.tanh(first + 3 * obs[STATE][:, -1:, :2])
+
+    teacher.act = act  # type: ignore[method-assign,assignment]
+    algo = Distill(student(steps, teacher), teacher, steps=500, lr=3e-3, ema_decay=0.9)
+    torch.manual_seed(2)
+    for _ in range(500):
+        algo.update(batch_of())
+    batch, noise = batch_of(512), torch.randn(512, *algo.model.noise_shape)
+    wanted = algo.chunk(batch, noise)
+    found = algo.model.normalizer.normalize("action", algo.policy.act({STATE: batch[STATE]}, noise=noise))
+    assert (found - wanted).square().mean() < 0.2 * wanted.var(), "the mean over noises misses all of it"
+
+
+def test_a_ddpm_acts_from_its_initial_noise_alone() -> None:
+    teacher = base("ddpm")
+    algo = Distill(student(teacher=teacher), teacher, steps=1)
+    batch, noise = batch_of(3), torch.randn(3, *algo.model.noise_shape)
+    every = torch.zeros(3, *teacher.noise_shape)
+    every[:, 0] = noise
+    action = teacher.spec.action
+    wanted = teacher.act({STATE: batch[STATE]}, noise=every).clamp(torch.tensor(action.low), torch.tensor(action.high))
+    assert torch.equal(algo.chunk(batch, noise), algo.model.normalizer.normalize("action", wanted))
+
+
+def test_a_teacher_is_not_changed() -> None:
+    teacher = base("flow")
+    before = {k: v.clone() for k, v in teacher.state_dict().items()}
+    Distill(student(teacher=teacher), teacher, steps=2).update(batch_of())
+    assert all(torch.equal(v, before[k]) for k, v in teacher.state_dict().items())
+
+
+def test_a_teacher_that_does_not_fit_is_refused_with_every_reason() -> None:
+    teacher = base("flow")
+    short = replace(teacher.spec, horizon=3, n_action_steps=3, n_obs_steps=2)
+    narrow = FlowPolicy(short, teacher.normalizer, network=partial(ResidualMLP, width=8, time_dim=4), sampling_steps=1)
+    with pytest.raises(SpecError, match=r"Say n_obs_steps=") as caught:
+        Distill(narrow, teacher, steps=1)
+    assert f"horizon: the student has 3, the teacher {teacher.spec.horizon}" in str(caught.value)
+    seeing = base("flow")
+    seeing.spec = replace(seeing.spec, observation={**seeing.spec.observation, "observation.more": Feature((2,))})
+    with pytest.raises(SpecError, match=r"it reads \['observation.more'\]"):
+        Distill(student(), seeing, steps=1)
+    point = PointPolicy(gain=0.3, chunk=3)
+    residual = ResidualPolicy(point.spec, teacher.normalizer, point, hidden=(8,))
+    with pytest.raises(SpecError, match="Distil a residual by algo=bc"):
+        Distill(student(), residual, steps=1)
+
+
+@pytest.mark.parametrize("other", [lambda: base("ddpm"), lambda: student(2, noise_level=0.5)])
+def test_a_student_that_is_no_plain_flow_is_refused(other: Any) -> None:
+    with pytest.raises(SpecError, match=r"policy=flow policy\.sampling_steps=1"):
+        Distill(other(), base("flow"), steps=1)
+
+
+def test_the_encoder_of_the_teacher_is_taken_over_where_both_normalise_alike() -> None:
+    def with_encoder(kind: str, seed: int) -> ChunkDenoiser:
+        torch.manual_seed(seed)
+        return base(kind, state_encoder=ENCODER)
+
+    def same(teacher: ChunkDenoiser, own: FlowPolicy) -> bool:
+        pairs = zip(teacher.encoder.parameters(), own.encoder.parameters(), strict=True)
+        return all(torch.equal(a, b) for a, b in pairs)
+
+    teacher = with_encoder("ddpm", 3)
+    own = student(teacher=teacher, state_encoder=ENCODER)
+    assert not same(teacher, own)
+    Distill(own, teacher, steps=1)
+    assert same(teacher, own)

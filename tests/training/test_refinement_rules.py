@@ -1,0 +1,75 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from robopolicy.core.errors import ConfigError
+from robopolicy.core.specs import state_columns
+from robopolicy.core.types import Feature
+from robopolicy.training.refinement_rules import BaseFacts, choose, relative_elements
+
+_THINGS = ("hand", "object", "other", "before_hand", "goal", "hand_to_object", "object_to_goal")
+METAWORLD = tuple(f"{thing}_{axis}" for thing in _THINGS for axis in "xyz")  # fmt: skip
+MANISKILL = (
+    *(f"qpos_{i}" for i in range(9)),
+    "held",
+    "tcp_x",
+    "tcp_y",
+    "tcp_z",
+    "cube_x",
+    "tcp_to_cube_x",
+    "tcp_to_cube_y",
+)
+FACTS = BaseFacts(
+    success=0.4, mode_success=0.42, episodes=100, steps_per_second=5_000, success_steps=57, elements=("cube_x",),
+    pictures=False, demonstrations=True, instructions=1,
+)  # fmt: skip
+
+
+def overrides(facts: BaseFacts, env_steps: int | None = None) -> list[str]:
+    return [override for choice in choose(facts, env_steps) for override in choice.overrides]
+
+
+def test_a_fast_env_has_the_recorded_preset_until_it_succeeds_always() -> None:
+    assert overrides(FACTS) == ["algo=residual", "loop.total_steps=150000", "loop.stop_success=1"]
+    assert "loop.total_steps=7000" in overrides(FACTS, 7_000)
+
+
+@pytest.mark.parametrize(("speed", "envs", "updates"), [(700.0, 8, 0.5), (90.0, 4, 1)])
+def test_a_slow_env_has_more_updates_for_each_step(speed: float, envs: int, updates: float) -> None:
+    found = overrides(replace(FACTS, steps_per_second=speed, elements=METAWORLD))
+    assert {f"num_envs={envs}", f"loop.updates_per_step={updates}", "loop.demo_fraction=0.25"} <= set(found)
+    assert "policy.state=[hand_z,other_*,hand_to_object_*,object_to_goal_*]" in found
+    assert "loop.replay.n_step=10" not in found and "algo.penalty_steps=1000" in overrides(
+        replace(FACTS, steps_per_second=speed), 5_000
+    )
+    assert "loop.replay.n_step=10" in overrides(replace(FACTS, steps_per_second=speed, success_steps=150))
+
+
+def test_pictures_and_missing_demonstrations_are_seen() -> None:
+    found = overrides(replace(FACTS, pictures=True, demonstrations=False))
+    assert found[-3:] == ["policy.pictures=true", "num_envs=8", "loop.demo_fraction=0"]
+
+
+def test_advice_sets_nothing() -> None:
+    said = [c.reason for c in choose(replace(FACTS, success=0.98, mode_success=0.6, instructions=7)) if not c.overrides]
+    assert len(said) == 2 and "98%" in said[0] and "7 instructions" in said[1]
+    said = [c.reason for c in choose(replace(FACTS, mode_success=0.9)) if not c.overrides]
+    assert said == ["without sampling noise 40% is 90%: deterministic=true is a gain for nothing"]
+
+
+def test_a_base_that_never_succeeds_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"succeeds in 1% of 100 episodes.*Record more demonstrations"):
+        choose(replace(FACTS, success=0.01, mode_success=0.0))
+
+
+def test_absolute_places_are_left_out_where_a_difference_names_their_thing() -> None:
+    assert relative_elements(MANISKILL) == ["qpos_7", "qpos_8", "held", "tcp_z", "tcp_to_cube_*"]
+    assert relative_elements(["tcp_x", "cube_rel_x"]) == [], "no difference: all are read"
+
+
+def test_patterns_read_the_kept_elements_alone() -> None:
+    names = (*METAWORLD, "hand_to_object_q0")
+    read = [names[i] for i in state_columns(Feature((len(names),), names=names), relative_elements(names), where="x")]
+    assert not {"hand_x", "goal_z", "before_hand_x", "object_y"} & set(read) and "hand_z" in read
