@@ -37,8 +37,15 @@ from robopolicy.utils.suite_packages import PACKAGES, installed
 ROOT = Path(__file__).resolve().parents[1]
 CHECKS = ("reset", "step", "render", "evaluate", "contract")
 DOWNLOAD = "not on this machine"  # of the suite's message
+LIBERO = ("libero_spatial", "libero_object", "libero_goal", "libero_10", "libero_90")
+SUITES = ("metaworld", "robosuite", "maniskill", *LIBERO)
 STEPS = 4
 SEEDS = torch.tensor([2**41 + 5, 2**41 + 6, 2**41 + 7])  # test episodes
+
+
+def _key(suite: str) -> str:
+    """Return the key of a suite's package and module."""
+    return "libero" if suite in LIBERO else suite
 
 
 class Middle(Policy):
@@ -58,10 +65,10 @@ class Middle(Policy):
 
 def tasks_of(suite: str) -> dict[str, dict[str, Any]]:
     """Return {name: config node} of a suite's single-arm tasks."""
-    module: Any = importlib.import_module(f"robopolicy.sim.suites.{suite}")
-    if suite == "libero":
-        return {f"{part}/{i}": {"_target_": suite, "suite": part, "name": str(i), "cameras": []}
-                for part in module.HORIZONS for i in range(len(module.task_names(part)))}  # fmt: skip
+    module: Any = importlib.import_module(f"robopolicy.sim.suites.{_key(suite)}")
+    if suite in LIBERO:
+        fixed = {"_target_": "libero", "suite": suite, "cameras": []}
+        return {str(i): {**fixed, "name": str(i)} for i in range(len(module.task_names(suite)))}
     names = module.table_top() if suite == "maniskill" else module.task_names()
     return {name: {"_target_": suite, "name": name} for name in names}
 
@@ -166,7 +173,7 @@ def cover(suite: str, only: list[str]) -> list[Evidence]:
         elif failed:
             reasons[name] = "; ".join(f"{k}: {v}" for k, v in failed.items())[:160]
         print(f"{suite} {name}: {failed if failed else 'passes'}", flush=True)
-    version = f"{PACKAGES[suite].distribution} {installed(PACKAGES[suite].distribution)}"
+    version = f"{PACKAGES[_key(suite)].distribution} {installed(PACKAGES[_key(suite)].distribution)}"
     counts = {"tasks": len(nodes), **{c: passed[c] for c in (*CHECKS, "whole")}, "to_download": len(absent),
               "failed": len(reasons)}  # fmt: skip
     notes = {"tasks": version, "to_download": ", ".join(absent),
@@ -182,12 +189,13 @@ def cover(suite: str, only: list[str]) -> list[Evidence]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    suites = ("metaworld", "robosuite", "maniskill", "libero")
-    parser.add_argument("suites", nargs="*", choices=suites, metavar="suite", help=", ".join(suites))
+    parser.add_argument("suites", nargs="*", metavar="suite", help=", ".join(SUITES))
     parser.add_argument("--only", nargs="*", default=[], help="names of tasks")
     parser.add_argument("--record", action="store_true", help="write docs/results/suite_coverage.json")
     options = parser.parse_args()
-    chosen = options.suites or [s for s in suites if installed(PACKAGES[s].distribution) is not None]
+    if unknown := [s for s in options.suites if s not in SUITES]:
+        parser.error(f"unknown suite {unknown[0]!r}; known: {', '.join(SUITES)}")
+    chosen = options.suites or [s for s in SUITES if installed(PACKAGES[_key(s)].distribution) is not None]
     misses = 0
     for suite in chosen:
         try:

@@ -41,9 +41,10 @@ def task_names() -> list[str]:
 
 
 def table_top() -> list[str]:
-    """Return the tasks of one arm at a table: the suite's rooms `tabletop`, `drawing`, `fmb` and `digital_twins`."""
-    rooms = ("tabletop", "drawing", "fmb", "digital_twins")
-    return [name for name in task_names() if REGISTERED_ENVS[name].cls.__module__.split(".")[3:4][0] in rooms]
+    """Return the tasks of one arm at a table: the suite's rooms `tabletop`, `fmb`, `digital_twins` and `drawing`."""
+    rooms = ("tabletop", "fmb", "digital_twins", "drawing")
+    room = {name: (REGISTERED_ENVS[name].cls.__module__.split(".") + [""] * 4)[3] for name in task_names()}
+    return sorted((name for name in room if room[name] in rooms), key=lambda name: rooms.index(room[name]))
 
 
 def instruction(name: str) -> str:
