@@ -10,6 +10,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 
+from robopolicy.config.described import entries
 from robopolicy.core.errors import ConfigError, closest
 from robopolicy.core.types import ActionSpec
 from robopolicy.sim.gymnasium.adapter import GymVecEnv
@@ -61,10 +62,27 @@ def global_random(seed: int) -> Iterator[None]:
         random.setstate(python_state)
 
 
-def check_task(name: str, names: Iterable[str], suite: str) -> None:
-    """Raise ConfigError unless `name` is one of `names`."""
+def check_task(name: str, names: Iterable[str], suite: str, *, key: str = "") -> None:
+    """Raise ConfigError unless `name` is one of `names`.
+
+    Args:
+        suite: its name in messages.
+        key: of `suite_packages.PACKAGES`, to tell a task of another version than the installed one; "": none are told.
+    """
     if name not in (names := list(names)):
+        package = suite_packages.PACKAGES.get(key)
+        if package is not None and name in _described(key):
+            raise ConfigError(
+                f"task.name={name!r}: {package.distribution} {suite_packages.installed(package.distribution)} has no "
+                f"such task, {package.works} has: pip install '{package.distribution}=={package.works}'"
+            )
         raise ConfigError(f"task.name={name!r}: {suite} has no such task here. {closest(name, names)}")
+
+
+def _described(key: str) -> set[str]:
+    """Return the tasks of a suite in the version that it was described with."""
+    rules = entries()[f"robopolicy.sim.suites.{key}:make"].get("names", [])
+    return {name for rule in rules if rule["key"] == "name" for name in rule["known"]}
 
 
 def steps_of(horizon: int | None, default: int | None, most: int | None = None) -> int:

@@ -95,7 +95,7 @@ def make(
         ConfigError: no such task, robot, control mode or camera, models that are not on this machine, a horizon below
             1, or a machine on which the simulator does not start.
     """
-    check_task(name, task_names(), "ManiSkill")
+    check_task(name, task_names(), "ManiSkill", key="maniskill")
     steps = steps_of(horizon, REGISTERED_ENVS[name].max_episode_steps)
     usual = is_usual(name, robot, control) and not cameras
     robot = robot_of(name, robot)

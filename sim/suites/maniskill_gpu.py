@@ -116,7 +116,7 @@ def make(
     Raises:
         ConfigError: no such task, robot or control mode, a horizon below 1, no GPU, or the simulator does not start.
     """
-    check_task(name, maniskill.task_names(), "ManiSkill")
+    check_task(name, maniskill.task_names(), "ManiSkill", key="maniskill")
     steps = steps_of(horizon, REGISTERED_ENVS[name].max_episode_steps)
     if not torch.cuda.is_available():
         raise ConfigError("task=maniskill_gpu: PyTorch sees no CUDA device. On the CPU: task=maniskill.")
@@ -132,5 +132,6 @@ def make(
         ) from error
     batch = ManiSkillBatch(inner, horizon=steps, felt=read(name).get("held") if usual else None)
     batch.metadata |= {"action": action(inner, robot, control), "names": names(inner.get_obs(unflattened=True))}
-    envs = identified(batch, f"maniskill_gpu/{name}", horizon=steps, name=name)
+    facts = {} if usual else {"robot": robot, "control": control}
+    envs = identified(batch, f"maniskill_gpu/{name}", horizon=steps, name=name, **facts)
     return maniskill.vec_env(name, envs, usual=usual, seed=seed, horizon=steps)

@@ -132,7 +132,7 @@ def make(
     Raises:
         ConfigError: no such task, or a horizon that it does not have.
     """
-    check_task(name, task_names(), "Meta-World")
+    check_task(name, task_names(), "Meta-World", key="metaworld")
     horizon = steps_of(horizon, None, 500)
     one = functools.partial(MetaWorldEnv, name, relative, second)
     facts: dict[str, Any] = {k: True for k, v in (("relative", relative), ("second", second)) if v}
