@@ -52,7 +52,8 @@ class ChosenParts(gymnasium.ObservationWrapper):
                     "List it in the env's metadata['render_modes'] and take render_mode= in the constructor."
                 )
             env.reset(seed=0)
-            parts[RENDER] = Box(0, 255, np.shape(env.render()), np.uint8)
+            shown: Any = env.render()
+            parts[RENDER] = Box(0, 255, shown.shape, dtype=np.uint8)
         spaces = OrderedDict((key, parts[key]) for key in self._keys)
         for name in self._cameras:
             spaces[name] = self._sized(parts[name])
@@ -69,7 +70,7 @@ class ChosenParts(gymnasium.ObservationWrapper):
         if self._size is None:
             return space
         first = space.shape[0] == 3
-        return Box(0, 255, (3, self._size, self._size) if first else (self._size, self._size, 3), np.uint8)
+        return Box(0, 255, (3, self._size, self._size) if first else (self._size, self._size, 3), dtype=np.uint8)
 
     def _small(self, picture: Any) -> Any:
         if self._size is None:

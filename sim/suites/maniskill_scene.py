@@ -45,7 +45,7 @@ class ManiSkillEnv(SuiteEnv):
     ) -> None:  # fmt: skip
         self.name, self.robot, self.control, self.cameras = name, robot, control, cameras
         self.friction, self.mass = friction, mass
-        seen = {"sensor_configs": {"width": size, "height": size}} if cameras else {}
+        seen: dict[str, Any] = {"sensor_configs": {"width": size, "height": size}} if cameras else {}
         make = functools.partial(suites_own, name, 1, "physx_cpu", robot, control, **seen)
         try:
             self.inner = make(pictures=bool(cameras))
@@ -64,9 +64,8 @@ class ManiSkillEnv(SuiteEnv):
             "names": meaning.names(self.inner.get_obs(info, unflattened=True)),
         }
         self.observation_space = self._space(self._seen(obs), size)
-        self.action_space = gymnasium.spaces.Box(
-            *(np.asarray(limit, np.float32) for limit in _limits(self.inner)), dtype=np.float32
-        )
+        low, high = (np.asarray(limit, np.float32) for limit in _limits(self.inner))
+        self.action_space = gymnasium.spaces.Box(low, high, dtype=np.float32)
         # Tasks of drawing have hundreds of strokes to make, some seconds an episode, and nothing that is touched.
         self._again = "drawing" not in type(self.inner).__module__.split(".")
         self._twin: Any = None  # the scene that is filmed

@@ -74,8 +74,8 @@ def _inner(env: Any) -> SuiteEnv:
     Raises:
         ConfigError: it cannot begin in a recorded state.
     """
-    envs = getattr(env.env, "envs", ()) if isinstance(env, GymVecEnv) else ()
-    inner: Any = envs[0].unwrapped if len(envs) == 1 else None
+    envs: Any = getattr(env.env, "envs", ()) if isinstance(env, GymVecEnv) else ()
+    inner: Any = next((one.unwrapped for one in envs), None) if len(envs) == 1 else None
     if not isinstance(inner, SuiteEnv) or not inner.begins_anywhere:
         raise ConfigError(
             f"source: {env.spec.id} cannot begin in a recorded state; ManiSkill's and LIBERO's tasks can, with "

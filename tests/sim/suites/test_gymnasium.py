@@ -156,7 +156,10 @@ def test_a_task_is_another_with_other_options():
     [
         ({"name": "Slid-v0"}, "no such id is registered. Did you mean 'Slide-v0'"),
         ({"name": "Slide-v0", "horizon": 7}, "expected 1 to 6 steps, found 7"),
-        ({"name": "Slide-v0", "package": "os"}, "package='os': expected one of gym_pusht, gymnasium_robotics, or"),
+        (
+            {"name": "Slide-v0", "package": "os"},
+            "package='os': expected one of gym_pusht, gymnasium_robotics, gym_aloha, panda_gym, or",
+        ),
     ],
 )
 def test_what_is_wrong_is_named(how, said):
