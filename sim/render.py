@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import copy
+import functools
 import importlib
 import os
 import weakref
@@ -46,6 +47,7 @@ def open_gl(width: int, height: int, backends: tuple[str, ...] = ("egl", "osmesa
     )
 
 
+@functools.cache
 def choose_gl() -> None:
     """Set MUJOCO_GL for the renderers of others where nothing says it and there is no display: they would try a window.
 

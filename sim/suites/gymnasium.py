@@ -20,15 +20,13 @@ from robopolicy.config import registry
 from robopolicy.config.schema import Side
 from robopolicy.core.errors import ConfigError, RobopolicyError, closest
 from robopolicy.sim.gymnasium.adapter import GymVecEnv
-from robopolicy.sim.gymnasium.chosen_parts import ChosenParts, nested
+from robopolicy.sim.gymnasium.chosen_parts import RENDER, ChosenParts, nested
 from robopolicy.sim.gymnasium.film import RGB
 from robopolicy.sim.render import choose_gl
 from robopolicy.sim.suites.base import needs, steps_of, unit_action
 from robopolicy.sim.suites.workers import vector_env
 
-KNOWN = {  # package that registers ids: our extra
-    "gym_pusht": "pusht", "gymnasium_robotics": "fetch", "gym_aloha": "aloha", "panda_gym": "panda",
-}  # fmt: skip
+KNOWN = {"gym_pusht": "pusht", "gymnasium_robotics": "fetch"}  # package that registers ids: our extra
 FETCH = unit_action(  # 0.05 m at 1
     "dx", "dy", "dz", "gripper", frame="world", tcp="robot0:grip", rotation="none", reference="measured",
     gripper_meaning="position: -1 closes, +1 opens, relative to measured; without effect where the task blocks it",
@@ -57,7 +55,8 @@ def make_one(
         ConfigError: the env takes no such options, has no such parts of an observation, or lacks a package.
     """
     register(package)
-    choose_gl()
+    if package or RENDER in (cameras or ()):
+        choose_gl()
     try:
         env: gymnasium.Env = gymnasium.make(ident, disable_env_checker=True, **_filmable(ident, options))
         if keys or cameras is not None or size is not None or nested(env.observation_space):

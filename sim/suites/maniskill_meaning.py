@@ -84,11 +84,11 @@ def action(inner: Any, robot: str | None, control: str) -> ActionSpec:
     grip = [i for i, name in enumerate(channels) if name.startswith("gripper")]
     arm: Any = next(iter(controllers.values())).config
     moves_tool, delta = hasattr(arm, "ee_link"), bool(getattr(arm, "use_delta", False))
-    turns = moves_tool and hasattr(arm, "rot_lower")
+    rotates = moves_tool and hasattr(arm, "rot_lower")
     return ActionSpec(
         names=tuple(channels), units=("1",) * len(low), low=low, high=high, frame="base" if moves_tool else "joint",
         tcp=str(getattr(arm, "ee_link", None) or uid),
-        rotation="rotvec" if turns else "none" if moves_tool else "joint",
+        rotation="rotvec" if rotates else "none" if moves_tool else "joint",
         reference="absolute" if not delta else "commanded" if getattr(arm, "use_target", False) else "measured",
         gripper=grip[0] if len(grip) == 1 else None,
         gripper_meaning="position, in the suite's own range" if len(grip) == 1 else "",
@@ -104,7 +104,7 @@ def _channels(key: str, controller: Any) -> list[str]:
         return ["gripper"]
     mark = "d" if getattr(config, "use_delta", False) else ""
     if hasattr(config, "ee_link"):
-        # The suite turns the other way round than its action says (`rot_lower` scales it).
+        # The suite rotates the other way round than its action says (`rot_lower` scales it).
         turn = "minus_dr" if mark else "r"
         return [*(f"{mark}{axis}" for axis in "xyz"), *(f"{turn}{axis}" for axis in "xyz")][:size]
     joints = [joint.name for joint in controller.joints]

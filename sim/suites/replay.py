@@ -14,12 +14,15 @@ import numpy as np
 import torch
 
 from robopolicy.core.errors import ConfigError, DataError
-from robopolicy.core.types import IMAGES, TASK
+from robopolicy.core.specs import with_cameras
+from robopolicy.core.types import TASK
 from robopolicy.datasets.demonstrations import RecordedDemos
-from robopolicy.datasets.hdf5.replays import Replay, Replays, read_replays
+from robopolicy.datasets.hdf5.replays import RecordedStart, RecordedStarts, read_replays
 from robopolicy.datasets.lerobot_writer import DatasetWriter
 from robopolicy.sim.gymnasium.adapter import GymVecEnv
 from robopolicy.sim.suites.base import SuiteEnv
+
+_SEEDS = 2**30  # below it, a seed of the suite is one of ours (base.seed32)
 
 
 def record_replays(
@@ -42,8 +45,7 @@ def record_replays(
     began, inner = time.monotonic(), _inner(env)
     replays = read_replays(source)
     _check(env, inner, replays, source)
-    keys = [k for k in env.spec.observation if not k.startswith(IMAGES) or cameras is None
-            or k.removeprefix(IMAGES) in cameras]  # fmt: skip
+    keys = list(with_cameras(env.spec.observation, cameras, where="cameras"))
     kept = frames = successes = attempted = cut = 0
     facts = {"source": replays.format, "file": source.name, "env": {"id": env.spec.id, "digest": env.spec.digest}}
     with DatasetWriter(
@@ -84,7 +86,7 @@ def _inner(env: Any) -> SuiteEnv:
     return inner
 
 
-def _check(env: Any, inner: Any, replays: Replays, source: Path) -> None:
+def _check(env: Any, inner: Any, replays: RecordedStarts, source: Path) -> None:
     name, control = getattr(inner, "name", ""), getattr(inner, "control", "")
     if replays.env and name and replays.env != name:
         raise ConfigError(f"source={source}: is of {replays.env}, the task is {name}: task.name={replays.env}")
@@ -97,10 +99,10 @@ def _check(env: Any, inner: Any, replays: Replays, source: Path) -> None:
         raise ConfigError(f"source={source}: has {wrong} channels of actions, {env.spec.id} has {env.spec.action.dim}")
 
 
-def _run(env: Any, inner: SuiteEnv, replay: Replay, keys: list[str]) -> dict[str, Any]:
+def _run(env: Any, inner: SuiteEnv, replay: RecordedStart, keys: list[str]) -> dict[str, Any]:
     """Return the columns of one episode, until it ends or its actions do."""
     inner.begin_in = replay.state
-    seed = 0 if replay.seed is None else replay.seed
+    seed = replay.seed if replay.seed is not None and 0 <= replay.seed < _SEEDS else 0
     obs, steps = env.reset(torch.tensor([seed])), list[Any]()
     inner.begin_in = None  # what follows begins as its seed says
     for action in torch.from_numpy(replay.action):

@@ -23,6 +23,7 @@ from robopolicy.core.errors import ConfigError, RobopolicyError
 from robopolicy.sim.gymnasium.film import RGB
 from robopolicy.sim.gymnasium.info import Success
 from robopolicy.sim.gymnasium.info_columns import flag
+from robopolicy.sim.render import choose_gl
 
 MakeEnv = Callable[[], gymnasium.Env]
 
@@ -201,6 +202,7 @@ def _work(pipe: Connection, one: MakeEnv, count: int) -> None:
                 env.close()
                 return
             if what == "render":
+                choose_gl()
                 pipe.send((True, env.envs[given].render()))
             elif what == "step":
                 seen, reward, terminated, truncated, info = env.step(given)

@@ -22,7 +22,7 @@ _MOST = 1_000_000  # actions of one episode
 
 
 @dataclass(frozen=True)
-class Replay:
+class RecordedStart:
     """One recorded episode.
 
     `state`: the simulator's first state, an array [·], or a dict of such by name; `action` [T Da]; `seed`: the
@@ -36,16 +36,16 @@ class Replay:
 
 
 @dataclass(frozen=True)
-class Replays:
+class RecordedStarts:
     """The episodes of a file. `env`, `control`: names of its task and control mode, "" where the file does not say."""
 
     format: str
     env: str
     control: str
-    episodes: tuple[Replay, ...]
+    episodes: tuple[RecordedStart, ...]
 
 
-def read_replays(path: Path) -> Replays:
+def read_replays(path: Path) -> RecordedStarts:
     """Read the first states and actions of a file.
 
     Raises:
@@ -66,9 +66,9 @@ def read_replays(path: Path) -> Replays:
                 f"{path}: expected trajectories of ManiSkill, robomimic or LIBERO, found {sorted(file)[:5]}"
             )
         raise_defects(list(contents.defects), path)
-        found = tuple(Replay(e.name, states[e.name], _action(e, path), e.seed) for e in contents.episodes)
+        found = tuple(RecordedStart(e.name, states[e.name], _action(e, path), e.seed) for e in contents.episodes)
     facts = contents.provenance
-    return Replays(contents.format, str(facts.get("env") or ""), contents.control, found)
+    return RecordedStarts(contents.format, str(facts.get("env") or ""), contents.control, found)
 
 
 def _action(episode: h5.Trajectory, path: Path) -> NDArray[np.float32]:

@@ -158,7 +158,7 @@ def test_a_task_is_another_with_other_options():
         ({"name": "Slide-v0", "horizon": 7}, "expected 1 to 6 steps, found 7"),
         (
             {"name": "Slide-v0", "package": "os"},
-            "package='os': expected one of gym_pusht, gymnasium_robotics, gym_aloha, panda_gym, or",
+            "package='os': expected one of gym_pusht, gymnasium_robotics, or",
         ),
     ],
 )

@@ -11,7 +11,7 @@ from gymnasium.spaces import Box
 
 from robopolicy.core.errors import ConfigError, DataError
 from robopolicy.core.types import STATE
-from robopolicy.datasets.hdf5.replays import Replay, Replays
+from robopolicy.datasets.hdf5.replays import RecordedStart, RecordedStarts
 from robopolicy.datasets.lerobot_reader import load_episodes
 from robopolicy.sim.gymnasium.adapter import adapt
 from robopolicy.sim.suites import replay
@@ -42,20 +42,20 @@ def line(horizon: int = 8, **how):
     return adapt(vector_env(Line, "line", 1, horizon=horizon, processes=0, **how))
 
 
-def recorded(*episodes: tuple[float, int], env: str = "Line", channels: int = 1) -> Replays:
+def recorded(*episodes: tuple[float, int], env: str = "Line", channels: int = 1) -> RecordedStarts:
     """Episodes of (first place, number of steps of +1)."""
     found = tuple(
-        Replay(f"demo_{i}", np.array([first]), np.ones((steps, channels), np.float32), None)
+        RecordedStart(f"demo_{i}", np.array([first]), np.ones((steps, channels), np.float32), None)
         for i, (first, steps) in enumerate(episodes)
     )
-    return Replays("robomimic", env, "", found)
+    return RecordedStarts("robomimic", env, "", found)
 
 
 @pytest.fixture
 def source(monkeypatch, tmp_path):
     """Sets the content of the file."""
 
-    def given(replays: Replays):
+    def given(replays: RecordedStarts):
         monkeypatch.setattr(replay, "read_replays", lambda path: replays)
         return tmp_path / "a.hdf5"
 
