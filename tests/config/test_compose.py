@@ -134,7 +134,8 @@ def test_mistakes_get_one_clear_sentence(overrides: list[str], message: str) -> 
                        "algo.penalty_final=.inf", "loop.updates_per_step=0"]),
         ("float ≥ 0", ["policy.gripper_scale=-1", "policy.widen=-1", "algo.target_noise=-1", "algo.penalty=-1",
                        "algo.target_noise_clip=-1", "algo.exploration_std=-1", "algo.warmup_std=-1"]),
-        ("float from 0 to 1", ["algo.tau=1.5", "loop.demo_fraction=-0.5", "loop.replay.gamma=1.1"]),
+        ("float from 0 to 1", ["algo.tau=1.5", "loop.demo_fraction=-0.5"]),
+        ("float from 0 to 1 | null", ["loop.replay.gamma=1.1"]),
         ("[int ≥ 1, …]", ["policy.hidden=[256,0]"]),
     ],
 )  # fmt: skip
