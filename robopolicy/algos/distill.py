@@ -52,7 +52,7 @@ class Distill(BC):
         if isinstance(teacher, ChunkDenoiser) and _same(policy.normalizer, teacher.normalizer):
             _take_over(policy.encoder, teacher.encoder)
         super().__init__(policy, **options)
-        action = policy.spec.action
+        action, self.normalizer = policy.spec.action, policy.normalizer
         self.limits = torch.tensor([action.low, action.high], device=policy.times.device)
 
     def loss(self, batch: dict[str, Any]) -> tuple[Tensor, Metrics]:
@@ -79,7 +79,7 @@ class Distill(BC):
             given[:, 0] = noise
         obs = {key: batch[key] for key in self.teacher.spec.observation}
         chunk = self.teacher.act(obs, noise=given).clamp(*self.limits)
-        return self.model.normalizer.normalize(ACTION, chunk)
+        return self.normalizer.normalize(ACTION, chunk)
 
 
 def _misfits(student: Policy, teacher: Policy) -> list[str]:

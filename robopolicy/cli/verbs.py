@@ -64,6 +64,18 @@ VERBS = {
             "a new folder where it says record=",
         ),
         Verb(
+            "arm new",
+            "limits and wiring of an arm of your own, from its URDF",
+            "robopolicy.real.arms.new:arm_new",
+            _RESTARTS,
+        ),
+        Verb(
+            "arm check",
+            "a wiring and its limits against the running arm",
+            "robopolicy.real.arms.check:arm_check",
+            _RESTARTS,
+        ),
+        Verb(
             "serve",
             "a policy for arms on other machines",
             "robopolicy.real.planning.server:serve",
@@ -111,7 +123,7 @@ VERBS = {
         ),
     )
 }
-OPTIONS = ("--help", "--cfg", "--config-dir", "--allow", "--debug")
+OPTIONS = ("--help", "--cfg", "--multirun", "--config-dir", "--allow", "--debug")
 
 
 def find_verb(name: str) -> Verb:
