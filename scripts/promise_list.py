@@ -21,8 +21,8 @@ ROOTS = (  # keys that hold others in the configs of the verbs
     "variants", "world", "world_model", "world_model_report",
 )  # fmt: skip
 VERBS = (
-    "compare", "convert", "demos", "deploy", "eval", "export", "quickstart", "replay", "report", "robustness", "serve",
-    "teleop", "train",
+    "compare", "convert", "demos", "deploy", "eval", "export", "quickstart", "refine", "replay", "report", "robustness",
+    "serve", "teleop", "train",
 )  # fmt: skip
 FILES = (".py", ".md", ".yaml", ".sh", ".json", ".in", ".txt", ".toml")
 OUTPUT = ("runs/", "data/", "policies/", "bags", "my_", "<", "train/", "eval/", "places/", "rough/", "first_try/",

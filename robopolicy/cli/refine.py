@@ -148,10 +148,10 @@ def _show(
 def task_overrides(node: dict[str, Any]) -> list[str]:
     """Return the words of the command line that choose a task: the option that is closest, and what differs from it."""
     options = {file.stem: task_node(file.stem) for file in sorted((config_folder() / "task").glob("*.yaml"))}
-    same = {name: option for name, option in options.items() if option[TARGET] == node[TARGET]}
+    same = {n: o for n, o in options.items() if o[TARGET] == node[TARGET] and o.keys() <= node.keys()}
     if not same:  # of the user's own folder of configs
         return ["task=…"]
-    name = max(same, key=lambda n: sum(node.get(k) == v for k, v in same[n].items()))
+    name = max(same, key=lambda n: sum(node[k] == v for k, v in same[n].items()))
     keys = [k for k, v in node.items() if k not in same[name] or same[name][k] != v]
     return [f"task={name}", *(f"task.{k}={_written(node[k])}" for k in keys)]
 

@@ -161,12 +161,13 @@ def test_the_first_ctrl_c_lets_jobs_save_and_no_other_begins(
         os.kill(os.getpid(), signal.SIGINT)
         assert job(second) is None and job(third) is None
 
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it
     monkeypatch.setattr(sweep, "launch", interrupted_in_the_second)
     monkeypatch.setattr(_Stop, "listen", lambda self: None)  # this process is no worker
     assert main([*COMMAND, "run_dir=sweep", "hydra/launcher=joblib"]) == 130
     assert "running jobs save first" in capsys.readouterr().err
     assert trainings.runs == ALL[:1] and not (Path("sweep") / STOP).exists()
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert signal.signal(signal.SIGINT, before) is signal.default_int_handler
 
 
 def test_a_worker_stops_its_training_and_begins_no_other() -> None:
