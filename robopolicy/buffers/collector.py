@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -45,6 +46,7 @@ class Rollout(NamedTuple):
     success: list[float]  # of the episodes that ended
     steps: int  # primitive steps taken, over all envs
     info: dict[str, float]  # means of the env's `info`, and `act_s`, `env_s`: seconds of policy and env
+    ended_at: Sequence[int] = ()  # step of each of `success`
 
 
 class RolloutCollector:
@@ -82,6 +84,7 @@ class RolloutCollector:
         terminated, truncated, valid = (torch.zeros_like(planned) for _ in range(3))
         finals: list[Obs] = []
         success: list[float] = []
+        ended_at: list[int] = []
         sums: dict[str, float] = {}
         steps, self.records = 0, []
         for t in range(length):
@@ -99,6 +102,7 @@ class RolloutCollector:
                 if bool(step.truncated.any()):
                     finals.append({k: v[step.truncated] for k, v in newest(step.next_obs, self.spec).items()})
                 success += step.success[step.ended & step.valid].float().tolist()
+                ended_at += [t] * (len(success) - len(ended_at))
                 self.queue.reset(step.ended)
             self.obs = step.obs
             for key, value in step.info.items():
@@ -111,7 +115,8 @@ class RolloutCollector:
         reward = torch.where(valid, reward, 0.0)
         info = {k: v / length for k, v in sums.items()}
         info |= {"env_s": env_s, "act_s": time.perf_counter() - began - env_s}
-        return Rollout(record, planned, reward, terminated, truncated, valid, final_obs, last_obs, success, steps, info)
+        ends = (terminated, truncated, valid)
+        return Rollout(record, planned, reward, *ends, final_obs, last_obs, success, steps, info, ended_at)
 
     def _plan(self, obs: Obs, rows: Tensor, noise: Tensor | None) -> Tensor:
         assert noise is not None

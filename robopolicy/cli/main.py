@@ -139,11 +139,29 @@ def call(verb: Verb, config: dict[str, Any]) -> Any:
     folder = next((arguments[k] for k in ("run_dir", "out", "record") if isinstance(arguments.get(k), Path)), Path())
     from robopolicy.runs.run_dir import has_checkpoint, has_stage, open_run, removed_if_nothing_came
 
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        return _call_rank(verb, function, arguments, config)
     with removed_if_nothing_came(folder):
         if verb.name not in _RUNS:
             return function(**arguments)
         begun = has_stage if verb.name == "quickstart" else has_checkpoint
         with open_run(arguments[_RUNS[verb.name]], config, begun=begun):
+            return function(**arguments)
+
+
+def _call_rank(verb: Verb, function: Any, arguments: dict[str, Any], config: dict[str, Any]) -> Any:
+    """Train as one of the processes that torchrun started."""
+    if verb.name != "train":
+        raise UsageError(f"`{verb.name}` works in one process; torchrun starts several for `train` alone.")
+    from robopolicy.runs.run_dir import has_checkpoint, open_run, removed_if_nothing_came
+    from robopolicy.training.ranked import joined
+    from robopolicy.utils import ranks
+
+    with joined(config):
+        if ranks.rank():
+            return function(**arguments)
+        run_dir = arguments[_RUNS[verb.name]]
+        with removed_if_nothing_came(run_dir), open_run(run_dir, config, begun=has_checkpoint):
             return function(**arguments)
 
 

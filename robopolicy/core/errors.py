@@ -30,6 +30,10 @@ class CheckpointError(RobopolicyError):
     """A checkpoint that is missing, damaged, unsafe or of another format."""
 
 
+class RankError(RobopolicyError):
+    """A process of a training by torchrun is missing, or works with another config or code."""
+
+
 def closest(name: str, known: Iterable[str], n: int = 3) -> str:
     """Return a sentence with the known names closest to `name`, for the end of an error message."""
     known = sorted(known)

@@ -22,7 +22,8 @@ class Batches:
     Every epoch is a fresh permutation of all frames, cut into ⌊F/B⌋ batches; what is left over is dropped.
 
     Args:
-        remember: of observations [F ...] and the seeds of their episodes [F], see Policy.remember.
+        precompute_features: of observations [F ...] and the seeds of their episodes [F], see Policy.
+        part: rows of every batch to return, where others learn the rest.
 
     Raises:
         SpecError: the episodes lack what the policy reads or speak of other actions; all differences are listed.
@@ -37,10 +38,11 @@ class Batches:
         seed: int,
         device: torch.device | str = "cpu",
         precompute_features: Callable[[Obs, Tensor], Obs] | None = None,
+        part: slice = slice(None),
     ) -> None:
         if problems := misfits(spec, episodes, needs="the policy", offers="the dataset"):
             raise SpecError("policy and dataset do not fit:\n  - " + "\n  - ".join(problems))
-        self.seed, self.batch_size = seed, batch_size
+        self.seed, self.batch_size, self.part = seed, batch_size, part
         # Windows as tables of frame numbers: the frames themselves stay where they are, once.
         frames = torch.arange(episodes.num_frames)
         numbered = replace(episodes, obs={"frame": frames}, action=frames[:, None])
@@ -61,6 +63,6 @@ class Batches:
             generator = torch.Generator().manual_seed(step_seed(self.seed, epoch, stream=1))
             order = torch.randperm(len(self.action), generator=generator)
             self._epoch, self._order = epoch, order.to(self.action.device)
-        rows = self._order[position * self.batch_size : (position + 1) * self.batch_size]
+        rows = self._order[position * self.batch_size : (position + 1) * self.batch_size][self.part]
         batch = {k: v[self.history[rows]] for k, v in self.obs.items()}
         return {**batch, "action": self.action[self.chunk[rows]], "action_is_pad": self.pad[rows]}

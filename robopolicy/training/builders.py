@@ -10,7 +10,7 @@ import torch
 from robopolicy.config.instantiate import build, open_arguments, value_of
 from robopolicy.core.errors import ConfigError
 from robopolicy.core.rng import episode_seeds
-from robopolicy.core.types import BASE_ACTION, Metrics, VecEnv
+from robopolicy.core.types import BASE_ACTION, Metrics, Shareable, VecEnv
 from robopolicy.datasets.compatibility import check_same_data, check_same_world
 from robopolicy.datasets.episodes import Episodes
 from robopolicy.datasets.lerobot_reader import load_episodes
@@ -18,7 +18,9 @@ from robopolicy.envs.grouped_env import GroupedEnv
 from robopolicy.envs.wrap_for import wrap_for
 from robopolicy.evaluation.rollout import evaluate
 from robopolicy.policies.base import Policy
+from robopolicy.training.ranked import gather_episodes
 from robopolicy.training.train_config import TrainConfig
+from robopolicy.utils import ranks
 
 _GATE_EVALUATIONS = 8  # number of evaluations by a gate, where `loop.eval_every` is not given
 _EVAL_ENVS = 100  # envs that validation episodes are run in; outcomes do not depend on it
@@ -30,10 +32,10 @@ Evaluation = Callable[[Policy, int], Metrics]
 
 
 def build_env(config: TrainConfig) -> VecEnv:
-    """Build the env to learn in: the imagined one, or else the task's.
+    """Build the env to learn in: the imagined one, or else the task's. Each rank builds its share of the N envs.
 
     Raises:
-        ConfigError: neither is given. SpecError: the imagined env is of another task.
+        ConfigError: neither is given, or ranks cannot share the envs. SpecError: the imagined env is of another task.
     """
     if config.world is not None:
         world = build(config.world, "world", num_envs=config.num_envs, seed=config.seed)
@@ -44,7 +46,25 @@ def build_env(config: TrainConfig) -> VecEnv:
         return world
     if config.task is None:
         raise config.missing("task", "Choose one: task=<name>.")
-    return build(config.task, "task", num_envs=config.num_envs, seed=config.seed)
+    return build(config.task, "task", num_envs=own_envs(config), seed=config.seed)
+
+
+def own_envs(config: TrainConfig) -> int:
+    """Return the number of envs of this rank.
+
+    Raises:
+        ConfigError: N envs, or their groups, cannot be shared equally.
+    """
+    n, k, size = config.num_envs, ranks.count(), config.group_size or 1
+    if k > 1 and n % (k * size):
+        fits = [str(c) for c in range(2, n + 1) if not n % (c * size)]
+        whole = -(-n // (k * size)) * k * size
+        groups = f" in groups of group_size={size}" if size > 1 else ""
+        raise ConfigError(
+            f"num_envs={n}: {k} ranks cannot share so many envs{groups} equally. Set num_envs={whole}"
+            + (f", or start {' or '.join(fits)} ranks." if fits else ".")
+        )
+    return n // k
 
 
 def required_env(config: TrainConfig, env: VecEnv | None) -> VecEnv:
@@ -54,25 +74,35 @@ def required_env(config: TrainConfig, env: VecEnv | None) -> VecEnv:
 def wrap_env(config: TrainConfig, env: VecEnv, policy: Policy, teacher: Policy | None) -> VecEnv:
     """Wrap `env` for the policy: groups, history, and the base's action where there is a base."""
     grouped = GroupedEnv(env, config.group_size, seed=config.seed) if config.group_size else env
+    if ranks.count() > 1:
+        if not isinstance(grouped, Shareable):
+            raise ConfigError(
+                f"task={env.spec.id}: its episodes cannot be shared by ranks; the native tasks' can. Train it in one "
+                "process, without torchrun."
+            )
+        grouped.share_episodes()
     return wrap_for(policy, grouped, teacher=teacher)
 
 
 def build_evaluation(config: TrainConfig) -> Evaluation | None:
     """Build the evaluation on the validation episodes, the same ones at every step; None without a task.
 
-    Rows of every evaluation are saved as `evaluations/<step>.parquet`. The global random state is unchanged.
+    Rows of every evaluation are saved as `evaluations/<step>.parquet`. The global random state is unchanged. Each rank
+    runs a part of the episodes, and has the metrics of all.
     """
     if config.task is None or config.validation_episodes < 1:
         return None
     task, seeds = config.task, episode_seeds("validation", 0, config.validation_episodes)
+    own = seeds[ranks.own_part(len(seeds))]
     envs: list[VecEnv] = []  # made at the first evaluation
 
     def score(policy: Policy, step: int) -> Metrics:
         if not envs:
-            envs.append(build(task, "task", num_envs=min(_EVAL_ENVS, len(seeds)), seed=0))
+            envs.append(build(task, "task", num_envs=max(1, min(_EVAL_ENVS, len(own))), seed=0))
         with torch.random.fork_rng():
-            rows = evaluate(policy, envs[0], seeds, policy_id=f"step_{step}")
-        rows.save(config.run_dir / "evaluations" / f"{step:09d}.parquet")
+            rows = gather_episodes(evaluate(policy, envs[0], own, policy_id=f"step_{step}"))
+        if not ranks.rank():
+            rows.save(config.run_dir / "evaluations" / f"{step:09d}.parquet")
         return rows.metrics()
 
     return score

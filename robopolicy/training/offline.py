@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 
 from robopolicy.config.schema import Count, Natural
+from robopolicy.core.errors import ConfigError
 from robopolicy.core.protocols import Checkpoints, LogsMetrics
-from robopolicy.core.rng import seed_generators, step_seed
+from robopolicy.core.rng import part_of_batch, seed_generators, step_seed
 from robopolicy.core.types import Algorithm, Metrics
 from robopolicy.core.untrusted import refusing
 from robopolicy.datasets.batches import Batches
 from robopolicy.datasets.episodes import Episodes
 from robopolicy.policies.base import Policy
 from robopolicy.training.contract import check_algorithm
+from robopolicy.utils import ranks
 
 
 def offline(
@@ -35,6 +38,8 @@ def offline(
     All randomness of step s is drawn from a stream seeded by (seed, s). So an interrupted and resumed run ends in the
     same weights, bit for bit, as an uninterrupted one.
 
+    Several ranks learn neighbouring rows of each batch. Its random numbers are those of one rank, dropout's excepted.
+
     Args:
         evaluate: called with `algo.policy` and step every `evaluate_every` steps; its numbers are logged under `eval/`.
         steps: number of updates. batch_size: windows of an update. log_every: updates between log entries.
@@ -42,13 +47,20 @@ def offline(
 
     Returns:
         Means over the last log interval, `steps`, and `wall_s`, seconds in this process.
+
+    Raises:
+        ConfigError: a batch has fewer windows than there are ranks.
     """
     check_algorithm(algo, Algorithm, "offline")
     began = time.perf_counter()
     policy, device = algo.policy, next(algo.policy.parameters()).device
+    whole = min(batch_size, episodes.num_frames)
+    if whole < ranks.count():
+        raise ConfigError(f"loop.batch_size: {whole} windows cannot be shared by {ranks.count()} ranks. Raise it.")
+    part = ranks.own_part(whole)
     batches = Batches(
         episodes, policy.spec, batch_size=batch_size, seed=seed, device=device,
-        precompute_features=policy.precompute_features,
+        precompute_features=policy.precompute_features, part=part,
     )  # fmt: skip
     state = checkpointer.latest()
     step, sums, means, best = 0, {}, {}, -1.0  # best: success rate of the best evaluation
@@ -61,7 +73,9 @@ def offline(
         progress.update(step)
         while step < steps:
             seed_generators(step_seed(seed, step), device)
-            for name, value in algo.update(batches[step]).items():
+            with part_of_batch(part, whole) if ranks.count() > 1 else nullcontext():
+                found = algo.update(batches[step])
+            for name, value in found.items():
                 sums[name] = sums.get(name, 0.0) + value
             step, better = step + 1, False
             if step % log_every == 0:

@@ -5,9 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from robopolicy.config.instantiate import build, open_arguments
+from robopolicy.config.schema import TARGET
 from robopolicy.core.types import Metrics
 from robopolicy.policies.base import Policy
 from robopolicy.runs.checkpointer import Checkpointer
+from robopolicy.runs.logger import Tracker
 from robopolicy.runs.run_dir import read_config
 from robopolicy.training.builders import (
     build_algorithm,
@@ -20,7 +22,9 @@ from robopolicy.training.builders import (
     wrap_env,
 )
 from robopolicy.training.policy_builders import build_policy_for, load_base, load_teacher
+from robopolicy.training.ranked import check_supported, check_weights
 from robopolicy.training.train_config import TrainConfig
+from robopolicy.utils import ranks
 from robopolicy.utils.atomic import write_atomically
 
 
@@ -107,9 +111,15 @@ def run_loop(
             `checkpointer`.
     """
     gated = evaluate.keeping(checkpointer) if hasattr(evaluate, "keeping") else None
+    check_supported(config.loop[TARGET], arguments.get("algo"))
     if policy is not None:
+        check_weights(policy)
+    if policy is not None and not ranks.rank():
         write_atomically(config.run_dir / "spec.json", policy.spec.to_json() + "\n")
-    tracker = build(config.tracker, "tracker", run_dir=config.run_dir, config=read_config(config.run_dir))
+    tracker = (
+        Tracker(quiet=True) if ranks.rank()
+        else build(config.tracker, "tracker", run_dir=config.run_dir, config=read_config(config.run_dir))
+    )  # fmt: skip
     tracker.rewind(checkpointer.step)
     available = {
         **arguments, "evaluate": evaluate, "seed": config.seed, "device": config.torch_device, "tracker": tracker,
