@@ -20,7 +20,7 @@ from robopolicy.utils.optim import load_optimizer_state, optimizer_state
 class Places(NamedTuple):
     """Places of this rank's D chunks among the chunks of all ranks, which are ordered by (step, env)."""
 
-    index: Tensor  # [D] int64
+    rows: Tensor  # [D] int64
     whole: int  # chunks of all ranks
 
     @classmethod
@@ -135,7 +135,8 @@ class Value(AdvantageEstimator):
         weight = chunk_weight(found.steps[keep], chunk_steps)
         advantage = standardize(found.advantage[keep])
         parts = (keep, advantage, found.target[keep], value[keep], weight)
-        return Advantages(*(part.to(cond.device) for part in parts))
+        keep, advantage, target, value, weight = (part.to(cond.device) for part in parts)
+        return Advantages(keep, advantage, target, value, weight)
 
     def learn(self, cond: Tensor, target: Tensor) -> float:
         """See AdvantageEstimator."""

@@ -7,7 +7,7 @@ explores. Liu et al. call this reflow; there the teacher is a flow, here any pol
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -85,7 +85,7 @@ class Distill(BC):
             given[:, 0] = noise
         obs = {key: batch[key] for key in self.teacher.spec.observation}
         chunk = self.teacher.act(obs, noise=given).clamp(*self.limits)
-        return self.model.normalizer.normalize(ACTION, chunk)
+        return cast(FlowPolicy, self.model).normalizer.normalize(ACTION, chunk)
 
 
 def _misfits(student: Policy, teacher: Policy) -> list[str]:

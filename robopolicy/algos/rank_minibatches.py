@@ -44,8 +44,8 @@ def rank_minibatches(
         return
     each, whole = len(samples) // chunks, whole // chunks * places.whole
     own = torch.arange(len(samples), device=samples.device)
-    sample_at = _table(places.index[own // each] * each + own % each, samples, places.whole * each)
-    chunk_at = _table(places.index, torch.arange(chunks, device=samples.device), places.whole)
+    sample_at = _table(places.rows[own // each] * each + own % each, samples, places.whole * each)
+    chunk_at = _table(places.rows, torch.arange(chunks, device=samples.device), places.whole)
     count = sizes.minibatches or round(whole / sizes.minibatch)
     everything = torch.arange(len(sample_at), device=samples.device)
     for rows, some in minibatches(

@@ -139,8 +139,11 @@ def call(verb: Verb, config: dict[str, Any]) -> Any:
     folder = next((arguments[k] for k in ("run_dir", "out", "record") if isinstance(arguments.get(k), Path)), Path())
     from robopolicy.runs.run_dir import has_checkpoint, has_stage, open_run, removed_if_nothing_came
 
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        return _call_rank(verb, function, arguments, config)
+    if "WORLD_SIZE" in os.environ:
+        from robopolicy.utils import ranks
+
+        if ranks.expected() > 1:
+            return _call_rank(verb, function, arguments, config)
     with removed_if_nothing_came(folder):
         if verb.name not in _RUNS:
             return function(**arguments)

@@ -80,7 +80,9 @@ class EpisodeQueue:
     def _train(self, count: int) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
         before, after = (0, 0) if not self.shared else _others(count)
         self._count += before
-        parts = [(np.empty(0, np.int64), np.empty((0, len(self.names))))] if not count else []
+        parts: list[tuple[NDArray[np.int64], NDArray[np.float64]]] = []
+        if not count:
+            parts.append((np.empty(0, np.int64), np.empty((0, len(self.names)))))
         while count:
             block, at = divmod(self._count, _BLOCK)
             if self._block[0] != block:

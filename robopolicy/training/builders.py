@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from robopolicy.config.instantiate import build, open_arguments, value_of
+from robopolicy.config.schema import TARGET
 from robopolicy.core.errors import ConfigError
 from robopolicy.core.rng import episode_seeds
 from robopolicy.core.types import BASE_ACTION, Metrics, Shareable, VecEnv
@@ -50,12 +51,12 @@ def build_env(config: TrainConfig) -> VecEnv:
 
 
 def own_envs(config: TrainConfig) -> int:
-    """Return the number of envs of this rank.
+    """Return the number of envs of this rank; imitation only evaluates, and shares none.
 
     Raises:
         ConfigError: N envs, or their groups, cannot be shared equally.
     """
-    n, k, size = config.num_envs, ranks.count(), config.group_size or 1
+    n, k, size = config.num_envs, ranks.count() if config.loop[TARGET] != "offline" else 1, config.group_size or 1
     if k > 1 and n % (k * size):
         fits = [str(c) for c in range(2, n + 1) if not n % (c * size)]
         whole = -(-n // (k * size)) * k * size

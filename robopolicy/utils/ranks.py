@@ -28,7 +28,7 @@ class _Group:
     """The ranks of this training, and the signs of life that they leave in torchrun's store."""
 
     def __init__(self, timeout: float) -> None:
-        self.store, self.rank, self.count = next(dist.rendezvous("env://", timeout=timedelta(seconds=timeout)))  # type: ignore[no-untyped-call]
+        self.store, self.rank, self.count = next(dist.rendezvous("env://", timeout=timedelta(seconds=timeout)))
         self.calls, self.ended = 0, threading.Event()
         self.sign(str(self.calls))
         threading.Thread(target=self._live, daemon=True).start()
@@ -75,7 +75,8 @@ _group: _Group | None = None
 
 def expected() -> int:
     """Return the number of ranks that torchrun started; 1 without it."""
-    return int(os.environ.get("WORLD_SIZE", "1"))
+    given = {"RANK", "MASTER_ADDR"} <= os.environ.keys()
+    return int(os.environ.get("WORLD_SIZE", "1")) if given else 1
 
 
 def count() -> int:

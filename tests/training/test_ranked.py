@@ -32,20 +32,28 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def _train(*arguments: str) -> list[int]:
-    """Train by the command line; return the seeds of the training episodes that began in this rank."""
+    """Train by the command line; return the seeds of the episodes that this rank learned from."""
+    from robopolicy.buffers.collector import RolloutCollector
     from robopolicy.cli import main as cli
-    from robopolicy.envs.episode_queue import EpisodeQueue
 
-    begun, take = [], EpisodeQueue.next
+    seeds: set[int] = set()
+    collect = RolloutCollector.collect
 
-    def next(self: EpisodeQueue, count: int) -> Any:
-        found = take(self, count)
-        begun.extend(seed for seed in found[0].tolist() if seed >> 40 == 0)
-        return found
+    def watched(self: RolloutCollector, length: int) -> Any:
+        env, step = self.env, self.env.step
 
-    EpisodeQueue.next = next  # type: ignore[method-assign]
-    cli._run("train", list(arguments))
-    return begun
+        def stepping(action: torch.Tensor) -> Any:
+            seeds.update(env.episode_seed.tolist())
+            return step(action)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(env, "step", stepping)
+            return collect(self, length)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(RolloutCollector, "collect", watched)
+        cli._run("train", list(arguments))
+    return sorted(seeds)
 
 
 def train(count: int, run_dir: Path, *arguments: str) -> list[Any]:
@@ -59,8 +67,9 @@ def train(count: int, run_dir: Path, *arguments: str) -> list[Any]:
 def weights(run_dir: Path) -> torch.Tensor:
     newest = run_dir / "checkpoints" / (run_dir / "checkpoints" / "latest").read_text().strip()
     algo = read_state(newest)["training"]["algo"]
-    found = [algo["value"]["network"], dict(enumerate(algo["parameters"]))] if "value" in algo else [algo["model"]]
-    return torch.cat([v.double().flatten() for part in found for v in part.values() if v.is_floating_point()])
+    parts = [*algo["parameters"]] if "parameters" in algo else [*algo["model"].values()]
+    parts += algo["value"].get("network", {}).values() if "value" in algo else []
+    return torch.cat([part.double().flatten() for part in parts if part.is_floating_point()])
 
 
 def apart(one: Path, other: Path) -> float:
@@ -91,8 +100,7 @@ def test_imitation_and_dppo_learn_as_one_rank_and_go_on_with_another_number(data
     base = f"base={tmp_path / 'bc1'}"
     one = train(1, tmp_path / "rl1", *DPPO, base, "loop.total_steps=480")[0]
     two = train(2, tmp_path / "rl2", *DPPO, base, "loop.total_steps=480")
-    both = {seed for part in two for seed in part[2:]}  # without the first, that construction starts
-    assert both == set(one[4:]) and set(two[0][2:]).isdisjoint(two[1][2:]) and min(map(len, two)) > 2
+    assert sorted([*two[0], *two[1]]) == one and min(map(len, two)) > 2
     assert apart(tmp_path / "rl1", tmp_path / "rl2") < 1e-5
     first, second = rows(tmp_path / "rl1"), rows(tmp_path / "rl2")
     for key in ("step", "train/chunks", "train/reward_scale", "train/kl", "train/explained_variance", "eval/return"):
@@ -102,6 +110,16 @@ def test_imitation_and_dppo_learn_as_one_rank_and_go_on_with_another_number(data
         train(3 - count, tmp_path / f"rl{count}", *DPPO, base, "loop.total_steps=800", "algo.lr_schedule=cosine")
     assert apart(tmp_path / "rl1", tmp_path / "rl2") < 1e-4
     assert rows(tmp_path / "rl2")[-1]["step"] == 800
+
+
+def test_groups_begin_and_learn_as_in_one_rank(data: Path, tmp_path: Path) -> None:
+    grpo = ("algo=grpo", "group_size=2", "policy.finetuned_steps=2", *RL, "loop.total_steps=160", "task.reward=dense",
+            "loop.eval_every=0", f"base={tmp_path / 'bc'}")  # fmt: skip
+    train(1, tmp_path / "bc", *BC, f"dataset={data}")
+    parts = [train(n, tmp_path / f"{n}", *grpo) for n in (1, 2)]
+    assert sorted([*parts[1][0], *parts[1][1]]) == parts[0][0]
+    assert rows(tmp_path / "1")[-1]["train/informative"] == rows(tmp_path / "2")[-1]["train/informative"] > 0.0
+    assert apart(tmp_path / "1", tmp_path / "2") < 1e-5
 
 
 def _fails(*arguments: str) -> Any:
