@@ -12,7 +12,7 @@ from robopolicy.algos.advantage_estimator import Places
 from robopolicy.algos.returns import minibatches
 
 
-class Sizes(Protocol):
+class MinibatchSizes(Protocol):
     """See ActorConfig."""
 
     @property
@@ -24,7 +24,13 @@ class Sizes(Protocol):
 
 
 def rank_minibatches(
-    samples: Tensor, chunks: int, places: Places | None, sizes: Sizes, *, whole: int, generator: torch.Generator
+    samples: Tensor,
+    chunks: int,
+    places: Places | None,
+    sizes: MinibatchSizes,
+    *,
+    whole: int,
+    generator: torch.Generator,
 ) -> Iterator[tuple[Tensor, Tensor, bool]]:
     """Yield (part of `samples`, part of `chunks` rows, whether no rank has samples), over all epochs.
 

@@ -191,15 +191,6 @@ class Renderable(Protocol):
 
 
 @runtime_checkable
-class Shareable(Protocol):
-    """An env that may be a part of an env whose other parts step in other processes, see utils.ranks."""
-
-    def share_episodes(self) -> None:
-        """Take the next episodes from one training stream with the envs of all ranks, which step together."""
-        ...
-
-
-@runtime_checkable
 class Selective(Protocol):
     """An env that can skip unused pictures: rendering may cost ten times the physics."""
 

@@ -10,8 +10,9 @@ import torch
 from robopolicy.config.instantiate import build, open_arguments, value_of
 from robopolicy.config.schema import TARGET
 from robopolicy.core.errors import ConfigError
+from robopolicy.core.protocols import Shareable
 from robopolicy.core.rng import episode_seeds
-from robopolicy.core.types import BASE_ACTION, Metrics, Shareable, VecEnv
+from robopolicy.core.types import BASE_ACTION, Metrics, VecEnv
 from robopolicy.datasets.compatibility import check_same_data, check_same_world
 from robopolicy.datasets.episodes import Episodes
 from robopolicy.datasets.lerobot_reader import load_episodes

@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from contextlib import nullcontext
 
 from robopolicy.config.schema import Count, Natural
-from robopolicy.core.errors import ConfigError
 from robopolicy.core.protocols import Checkpoints, LogsMetrics
-from robopolicy.core.rng import part_of_batch, seed_generators, step_seed
+from robopolicy.core.rng import seed_generators, step_seed
 from robopolicy.core.types import Algorithm, Metrics
 from robopolicy.core.untrusted import refusing
 from robopolicy.datasets.batches import Batches
 from robopolicy.datasets.episodes import Episodes
 from robopolicy.policies.base import Policy
 from robopolicy.training.contract import check_algorithm
-from robopolicy.utils import ranks
 
 
 def offline(
@@ -47,20 +44,13 @@ def offline(
 
     Returns:
         Means over the last log interval, `steps`, and `wall_s`, seconds in this process.
-
-    Raises:
-        ConfigError: a batch has fewer windows than there are ranks.
     """
     check_algorithm(algo, Algorithm, "offline")
     began = time.perf_counter()
     policy, device = algo.policy, next(algo.policy.parameters()).device
-    whole = min(batch_size, episodes.num_frames)
-    if whole < ranks.count():
-        raise ConfigError(f"loop.batch_size: {whole} windows cannot be shared by {ranks.count()} ranks. Raise it.")
-    part = ranks.own_part(whole)
     batches = Batches(
         episodes, policy.spec, batch_size=batch_size, seed=seed, device=device,
-        precompute_features=policy.precompute_features, part=part,
+        precompute_features=policy.precompute_features, shared=True,
     )  # fmt: skip
     state = checkpointer.latest()
     step, sums, means, best = 0, {}, {}, -1.0  # best: success rate of the best evaluation
@@ -73,7 +63,7 @@ def offline(
         progress.update(step)
         while step < steps:
             seed_generators(step_seed(seed, step), device)
-            with part_of_batch(part, whole) if ranks.count() > 1 else nullcontext():
+            with batches.drawing():
                 found = algo.update(batches[step])
             for name, value in found.items():
                 sums[name] = sums.get(name, 0.0) + value
