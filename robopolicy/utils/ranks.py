@@ -107,7 +107,14 @@ def joined(*, cuda: bool, timeout: float) -> Iterator[None]:
             raise ConfigError(f"device=cuda: this machine has {cards} GPUs. Set --nproc-per-node to at most {cards}.")
         torch.cuda.set_device(local)
         os.environ.setdefault("TORCH_NCCL_BLOCKING_WAIT", "1")  # a time-out then raises instead of ending the process
-    _group = group = _Group(timeout)
+    try:
+        _group = group = _Group(timeout)
+    except RuntimeError as error:
+        where = f"{os.environ['MASTER_ADDR']}:{os.environ.get('MASTER_PORT', '')}"
+        raise RankError(
+            f"rank {os.environ['RANK']}: no answer from {where} in {timeout:.0f} s. Look "
+            "at --rdzv-endpoint and at the firewall."
+        ) from error
     try:
         limit, backend = timedelta(seconds=timeout), "cpu:gloo,cuda:nccl" if cuda else "gloo"
         store = dist.PrefixStore("group", group.store)
