@@ -41,12 +41,22 @@ class ChunkReplay(Replay):
     Chunks begin at any frame, planned or not. So every frame is learned from, in demonstrations too.
 
     Args:
-        capacity: transitions over all envs. gamma: γ per primitive step.
-        spec: of the policy; windows are Ta steps long, chunks H.
+        capacity: transitions over all envs. gamma: γ per primitive step; None: by the horizon, see discount_of.
+        spec: of the policy; windows are Ta steps long, chunks H. horizon: primitive steps of an episode.
     """
 
-    def __init__(self, *, capacity: Count, num_envs: Count, gamma: Fraction, spec: PolicySpec) -> None:
-        super().__init__(capacity=capacity, num_envs=num_envs, n_step=spec.n_action_steps, gamma=gamma, spec=spec)
+    def __init__(
+        self,
+        *,
+        capacity: Count,
+        num_envs: Count,
+        gamma: Fraction | None = None,
+        spec: PolicySpec,
+        horizon: Count | None = None,
+    ) -> None:
+        super().__init__(
+            capacity=capacity, num_envs=num_envs, n_step=spec.n_action_steps, gamma=gamma, spec=spec, horizon=horizon
+        )
         self.chunks = spec
 
     def empty(self, capacity: int) -> ChunkReplay:

@@ -53,7 +53,7 @@ def off_policy(
 
     Args:
         env: emits [N To ...], and `base_action` where the policy has a base: see `wrap_for`.
-        replay: makes an empty replay buffer for `num_envs` and the policy's `spec`.
+        replay: makes an empty replay buffer for `num_envs`, the policy's `spec` and the env's `horizon`.
         demos: supply `demo_fraction` of every batch, as the policy's replay features; None: online data alone.
         rollouts: further datasets, {name: path}, that supply `rollout_fraction` of every batch. Where `env` is
             imagined these are, for example, a similar policy's rollouts on the task itself.
@@ -81,7 +81,7 @@ def off_policy(
             f"loop.warmup_steps={warmup_steps} leaves nothing of loop.total_steps={total_steps} to learn in. "
             "Lower the first or raise the second."
         )
-    online = replay(num_envs=env.num_envs, spec=algo.policy.spec)
+    online = replay(num_envs=env.num_envs, spec=algo.policy.spec, horizon=env.spec.horizon)
     state = OffPolicyState(algo=algo, collector=OffPolicyCollector(algo, env), replay=online)
     recorded = {"demo_fraction": (demos, demo_fraction)} if demos is not None else {}
     if rollouts and rollout_fraction > 0.0:

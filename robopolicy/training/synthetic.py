@@ -15,7 +15,6 @@ from robopolicy.buffers.recorded_rollouts import replay_of_episodes
 from robopolicy.buffers.replay_buffer import Batch, Replay
 from robopolicy.config.schema import Count, Fraction
 from robopolicy.core.errors import ConfigError
-from robopolicy.core.specs import PolicySpec
 from robopolicy.core.types import Metrics, Obs
 from robopolicy.datasets.episodes import Episodes
 from robopolicy.training.off_policy import off_policy
@@ -112,11 +111,9 @@ def synthetic_off_policy(
         )
     source = synthetic(policy=algo.policy, seed=seed)
 
-    def mixed(num_envs: int, spec: PolicySpec) -> MixedReplay:
+    def mixed(**given: Any) -> MixedReplay:
         fraction = wanted / rest if rest else 0.0
-        return MixedReplay(
-            replay(num_envs=num_envs, spec=spec), source, fraction=fraction, every=refresh_every * max(1, rest)
-        )
+        return MixedReplay(replay(**given), source, fraction=fraction, every=refresh_every * max(1, rest))
 
     return off_policy(
         algo=algo, replay=cast(Callable[..., Replay], mixed), demos=demos, batch_size=batch_size,

@@ -7,7 +7,7 @@ import torch
 
 from robopolicy.buffers.recorded_rollouts import replay_of_episodes
 from robopolicy.buffers.replay_buffer import Replay
-from robopolicy.core.errors import DataError
+from robopolicy.core.errors import ConfigError, DataError
 from robopolicy.core.types import STATE, Feature, Step
 from robopolicy.datasets.episodes import Episodes
 from tests.fakes import POINT_ACTION
@@ -143,3 +143,14 @@ def test_stored_episodes_without_outcomes_are_refused():
     data = replace(episodes([4, 3], [False, False]), outcomes=False)
     with pytest.raises(DataError, match=r"neither rewards nor successes.*outcomes='success'.*loop\.demo_fraction=0"):
         replay_of_episodes(Replay(capacity=10, num_envs=1, n_step=2, gamma=GAMMA), data, obs=data.obs)
+
+
+@pytest.mark.parametrize(("horizon", "gamma"), [(50, 0.98), (100, 0.98), (160, 0.9875), (200, 0.99), (500, 0.99)])
+def test_the_discount_follows_the_horizon(horizon: int, gamma: float) -> None:
+    assert Replay(capacity=100, num_envs=2, n_step=3, horizon=horizon).gamma == pytest.approx(gamma)
+    assert Replay(capacity=100, num_envs=2, n_step=3, horizon=horizon, gamma=0.5).gamma == 0.5
+
+
+def test_a_discount_without_a_horizon_must_be_given() -> None:
+    with pytest.raises(ConfigError, match=r"loop\.replay\.gamma: is chosen by the env's horizon"):
+        Replay(capacity=100, num_envs=2, n_step=3)
