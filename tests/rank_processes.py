@@ -11,7 +11,8 @@ from typing import Any
 from robopolicy.utils import ranks
 
 _CONTEXT = multiprocessing.get_context("forkserver")
-_CONTEXT.set_forkserver_preload(["torch", "robopolicy.training.train", "robopolicy.cli.main"])
+_PRELOADED = ("torch", "robopolicy.training.train", "robopolicy.config.compose", "robopolicy.sim.env")
+_CONTEXT.set_forkserver_preload([*_PRELOADED])
 
 
 def in_ranks(function: Callable[..., Any], count: int, *arguments: Any, timeout: float = 60.0) -> list[Any]:
