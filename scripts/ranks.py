@@ -1,6 +1,6 @@
 """Compares trainings of 1, 2 and 4 processes of torchrun on one machine: episodes, weights, resuming, seconds.
 
-    python scripts/ranks.py                        # prints everything, about five minutes on two free cores
+    python scripts/ranks.py                        # prints everything, about ten minutes on two free cores
     python scripts/ranks.py --against ../before    # and the CPU time of one process against another checkout's
     python scripts/ranks.py --record               # writes docs/results/ranks_same.json and ranks_speed.json
 
@@ -25,7 +25,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, os.environ.get("RANKS_ROOT", str(ROOT)))
 
-COUNTS, REPEATS = (1, 2, 4), 5
+COUNTS, REPEATS = (1, 2, 4), 3
 COMMON = ("task=reach", "tracker=quiet", "validation_episodes=0")
 SMALL = ("policy=diffusion", "horizon=4", "n_action_steps=2")
 BC = ("algo=bc", *SMALL, "loop.steps=10", "loop.batch_size=64", "loop.evaluate_every=0")
@@ -33,8 +33,8 @@ DPPO = ("algo=dppo", "policy.finetuned_steps=4", "num_envs=16", "loop.rollout_st
         "algo.epochs=2", "algo.minibatches=5", "algo.lr_schedule=constant")  # fmt: skip
 ROLLOUT = 16 * 40
 SPEED = {
-    "bc": ("algo=bc", "policy=diffusion", "loop.steps=300", "loop.batch_size=256", "loop.evaluate_every=0"),
-    "dppo": ("algo=dppo", "num_envs=64", "loop.total_steps=20480", "loop.rollout_steps=40"),
+    "bc": ("algo=bc", "policy=diffusion", "loop.steps=150", "loop.batch_size=128", "loop.evaluate_every=0"),
+    "dppo": ("algo=dppo", "num_envs=64", "loop.total_steps=10240", "loop.rollout_steps=40"),
 }
 
 
