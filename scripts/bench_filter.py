@@ -1,6 +1,6 @@
 """How long one whole tick of the safety chain takes on one core, everything on, a risk critic and the clock too; rows.
 
-    python scripts/bench_filter.py [--ticks 20000] [--record]
+    python scripts/bench_filter.py [--ticks 20000] [--robots panda ur5e] [--record]
 
 calm   a smooth motion inside the limits: one certificate a tick, commands pass bit for bit.
 wild   random targets that push the arm against every limit: projections, second certificates, stops.
@@ -29,7 +29,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import numpy as np
 import psutil
 
-from robopolicy.real.safety import SafetyChain, load_profile
+from robopolicy.real.safety import SafetyChain, load_profile, profile_names
 from robopolicy.real.safety.decision import Measured
 from robopolicy.real.safety.profile import Profile
 from robopolicy.real.safety.risk import RiskCritic
@@ -61,11 +61,17 @@ def critic(profile: Profile) -> RiskCritic:
     return RiskCritic(profile, DT, tuple(layers), low=0.999, high=1.0)
 
 
-def measure(setting: str, ticks: int) -> list[Evidence]:
+def box(low: tuple[float, ...], high: tuple[float, ...], length: float) -> Box:
+    """A box for an arm that is `length` times as large as a Panda."""
+    return Box(*((length * x, length * y, length * z) for x, y, z in (low, high)))
+
+
+def measure(robot: str, setting: str, ticks: int) -> list[Evidence]:
+    length = load_profile(robot).length
     profile = load_profile(
-        "panda", tcp_speed=0.5, planes=(Plane((0.0, 0.0, 1.0), 0.0),), energy=5.0, reference_clip=10.0,
-        keep_out=(Box((0.3, 0.35, 0.0), (0.6, 0.6, 0.4)),), workspace=Box((-0.9, -0.9, -0.2), (0.9, 0.9, 1.3)),
-        tracking_error=10.0,
+        robot, tcp_speed=0.5, planes=(Plane((0.0, 0.0, 1.0), 0.0),), energy=5.0, reference_clip=10.0,
+        keep_out=(box((0.3, 0.35, 0.0), (0.6, 0.6, 0.4), length),), tracking_error=10.0,
+        workspace=box((-0.9, -0.9, -0.2), (0.9, 0.9, 1.3), length),
     )  # fmt: skip
     chain, now = SafetyChain(profile, dt=DT, clock=time.monotonic, risk=critic(profile)), 0.0
     chain.activate(Measured(np.array(profile.data["home"])), now)
@@ -89,7 +95,13 @@ def measure(setting: str, ticks: int) -> list[Evidence]:
     values["cpu_p99_ms"] = 1e3 * np.percentile(cpu[200:], 99)
     values["rss_growth_mb"] = memory[-1] - memory[ticks // 5]
     return [
-        measured(id="filter_speed", setting=setting, metric=m, interval=round(float(v), 4), notes=notes)
+        measured(
+            id="filter_speed",
+            setting=setting if robot == "panda" else f"{robot}/{setting}",
+            metric=m,
+            interval=round(float(v), 4),
+            notes=notes,
+        )
         for m, v in values.items()
     ]
 
@@ -97,9 +109,10 @@ def measure(setting: str, ticks: int) -> list[Evidence]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ticks", type=int, default=20_000)
+    parser.add_argument("--robots", nargs="+", default=["panda"], choices=profile_names())
     parser.add_argument("--record", action="store_true", help="write docs/results/filter_speed.json too")
     args = parser.parse_args()
-    rows = [row for setting in ("calm", "wild") for row in measure(setting, args.ticks)]
+    rows = [row for robot in args.robots for s in ("calm", "wild") for row in measure(robot, s, args.ticks)]
     print(*(json.dumps(asdict(row), ensure_ascii=False) for row in rows), sep="\n")
     if args.record:
         print(*write(rows), file=sys.stderr)

@@ -33,6 +33,9 @@ COMMANDS = {  # setting: (arguments, exit code, what the answer has to name)
     "missing_dataset": ("train algo=bc dataset=gone run_dir=x", 1, "dataset=gone"),
     "missing_checkpoint": ("eval checkpoint=gone", 1, "checkpoint=gone"),
     "unknown_task_native": ("train algo=residual task=reach task.task=reech run_dir=x", 2, "task.task='reech'"),
+    "sweep_unknown_key": ("train --multirun seed=0,1 n_action_steps=1,2,4 policy.horizonn=8 run_dir=x", 2, "horizonn"),
+    "sweep_wrong_value": ("train --multirun seed=0,1 n_action_steps=1,2,4,8,many run_dir=x", 2, "n_action_steps=many"),
+    "sweep_no_launcher": ("train --multirun seed=0,1 hydra/launcher=none run_dir=x", 2, "hydra/launcher=none"),
     **{f"unknown_task_{suite}": (f"train task={suite} task.name=nothing run_dir=x", 2, "task.name='nothing'")
        for suite in ("metaworld", "maniskill", "robosuite", "libero", "gymnasium")},
     "unknown_task_gym_id": ("train algo=residual task=gymnasium task.package=gymnasium_robotics task.name=FetchPush-v9 "

@@ -153,14 +153,14 @@ def names(before: dict[str, Any]) -> dict[str, list[dict[str, Any]]]:
     made = "robopolicy.sim.suites.{}:make".format
     found = {
         "robopolicy.sim:make_native": [rule("task", task_names())],
-        made("maniskill"): [ours("maniskill")],
-        made("maniskill_gpu"): [ours("maniskill")],
-        made("robosuite"): [ours("robosuite")],
+        made("robosuite"): [robosuite()],
     }
-    for suite, rules in {"metaworld": metaworld, "libero": libero, "gymnasium": gymnasium}.items():
+    suites = {"metaworld": metaworld, "maniskill": maniskill, "maniskill_gpu": maniskill, "libero": libero}
+    for suite, rules in suites.items():
         with contextlib.suppress(ImportError):
             found[made(suite)] = rules()
         found.setdefault(made(suite), before.get(made(suite), {}).get("names", []))
+    found[made("gymnasium")] = gymnasium(before.get(made("gymnasium"), {}).get("names", []))
     return found
 
 
@@ -180,9 +180,18 @@ def rule(
     }
 
 
-def ours(suite: str) -> dict[str, Any]:
-    """Tasks that our adapter of a suite lists itself."""
-    return rule("name", sorted(importlib.import_module(f"robopolicy.sim.suites.{suite}").TASKS), suite=suite)
+def robosuite() -> dict[str, Any]:
+    """Tasks that our adapter lists itself."""
+    from robopolicy.sim.suites import robosuite
+
+    return rule("name", sorted({*robosuite.TASKS, *robosuite.SUITES_OWN}), suite="robosuite")
+
+
+def maniskill() -> list[dict[str, Any]]:
+    from robopolicy.sim.suites import maniskill
+
+    package = suite_packages.PACKAGES["maniskill"].distribution
+    return [rule("name", maniskill.task_names(), suite="maniskill", package=package)]
 
 
 def metaworld() -> list[dict[str, Any]]:
@@ -203,7 +212,8 @@ def libero() -> list[dict[str, Any]]:
     return found
 
 
-def gymnasium() -> list[dict[str, Any]]:
+def gymnasium(before: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Ids of each package; those of a package that is not installed stay as they were."""
     from gymnasium import registry as ids
 
     from robopolicy.sim.suites.gymnasium import KNOWN, register
@@ -211,6 +221,9 @@ def gymnasium() -> list[dict[str, Any]]:
     own = sorted(i for i, spec in ids.items() if str(spec.entry_point).startswith(("gymnasium.", "shimmy.")))
     found = [rule("name", own, when=("package", ""), package="gymnasium")]
     for package, suite in KNOWN.items():
+        if suite_packages.installed(suite_packages.PACKAGES[suite].distribution) is None:
+            found += [known for known in before if known["when"] == ["package", package]]
+            continue
         with warnings.catch_warnings(action="ignore"):
             register(package)
         more = [i for i, spec in ids.items() if str(spec.entry_point).startswith(package)]

@@ -6,8 +6,8 @@
 #   ./scripts/lock.sh --upgrade-package av   … of one package
 #
 # Sets are nested, so that one environment serves all of them: core ⊂ ros ⊂ suites ⊂ dev ⊂ bench. The largest is
-# resolved first and constrains the others. core-cpu is core without CUDA and wandb. Hashes of every platform's files
-# are kept; versions are resolved for x86-64 Linux.
+# resolved first and constrains the others. core-cpu is core without CUDA and wandb. Hashes of every
+# platform's files are kept; versions are resolved for x86-64 Linux.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -26,11 +26,11 @@ compile uv.txt requirements/uv.in "$@"
 compile bench.txt pyproject.toml --extra ros --extra suites --extra dev --extra bench \
     -c requirements/constraints.txt -c requirements/uv.txt "$@"
 # The rest follows the largest set: nothing is left to upgrade.
-compile dev.txt pyproject.toml --extra wandb --extra ros --extra suites --extra dev -c requirements/bench.txt
-compile suites.txt pyproject.toml --extra wandb --extra ros --extra suites -c requirements/bench.txt
-compile ros.txt pyproject.toml --extra wandb --extra ros -c requirements/bench.txt
-compile core.txt pyproject.toml --extra wandb -c requirements/bench.txt
-compile core-cpu.txt pyproject.toml -c requirements/bench.txt
+compile dev.txt pyproject.toml --extra wandb --extra sweep --extra ros --extra suites --extra dev -c requirements/bench.txt
+compile suites.txt pyproject.toml --extra wandb --extra sweep --extra ros --extra suites -c requirements/bench.txt
+compile ros.txt pyproject.toml --extra wandb --extra sweep --extra ros -c requirements/bench.txt
+compile core.txt pyproject.toml --extra wandb --extra sweep -c requirements/bench.txt
+compile core-cpu.txt pyproject.toml --extra sweep -c requirements/bench.txt
 compile build.txt requirements/build.in -c requirements/bench.txt
 # Core without CUDA and wandb (setup.sh --cpu core): PyTorch of its own index, and these are taken out.
 #   nvidia-*, cuda-*, triton: CUDA. torchcodec: PyTorch's index holds another file of it; LeRobot decodes with av then.

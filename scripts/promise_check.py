@@ -24,6 +24,7 @@ import torch
 from robopolicy.cli.verbs import VERBS, find_verb
 from robopolicy.config.compose import compose, group_options
 from robopolicy.config.hydra_configs import config_folder
+from robopolicy.config.sweeps import first_job
 from robopolicy.core.errors import RobopolicyError
 from robopolicy.core.trees import flatten
 
@@ -83,6 +84,8 @@ def split(words: Sequence[str]) -> Context | None:
         while option in words:
             at = words.index(option)
             del words[at : at + 2]
+    if "--multirun" in words:
+        words = one_job(words)
     words = [w for w in words if not w.startswith(("--", "$"))]
     if not words:
         return None
@@ -91,6 +94,12 @@ def split(words: Sequence[str]) -> Context | None:
     if verb not in VERBS:
         raise RobopolicyError(f"unknown verb {verb!r}")
     return None if not VERBS[verb].config else (verb, *overrides)
+
+
+def one_job(words: Sequence[str]) -> list[str]:
+    """Return the words of a sweep's first job, without those for launcher and sweeper."""
+    first = iter(first_job([w for w in words if "=" in w]))
+    return [w if "=" not in w else next(first) for w in words if not w.lstrip("+").startswith("hydra")]
 
 
 @functools.cache
@@ -177,6 +186,7 @@ def option(words: Sequence[str], own: list[Context]) -> str:
         why = next(filter(None, (key(w.lstrip("+~").split("=")[0], own) for w in open_ones)), "")
         if why or not words:
             return why
+    words = one_job(words)
     keys = [w.lstrip("+~").split("=")[0] for w in words]
     if not any("." in k or top(k) for k in keys):
         return ending(words, keys)

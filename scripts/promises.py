@@ -183,7 +183,18 @@ class Keeper:
         page = (ROOT / promise.page).read_text()
         scripts = [ROOT / p for p in set(re.findall(r"scripts/\w+\.py", page)) if (ROOT / p).exists()]
         known = {f for p in scripts for f in re.findall(r'"--([\w-]+)"', p.read_text())}
-        known |= {"allow", "config-dir", "help", "cfg", "debug", "options", "ros-args", "checkpoint", "wiring"}
+        known |= {
+            "allow",
+            "config-dir",
+            "help",
+            "cfg",
+            "debug",
+            "multirun",
+            "options",
+            "ros-args",
+            "checkpoint",
+            "wiring",
+        }
         known |= set(re.findall(r"--([\w.-]+)", "\n".join(p.text for p in self.promises if p.kind == "command")))
         if "lerobot-" in page:  # LeRobot's options are fields of its configs
             known |= {f for f in flags if f.split(".")[-1] in self.wheel.words("lerobot")}

@@ -38,7 +38,7 @@ from robopolicy.utils.atomic import write_atomically
 from tests.real.adversary import targets
 
 ROOT, DT = Path(__file__).resolve().parents[1], 0.004
-SCENE = {"planes": (Plane((0.0, 0.0, 1.0), 0.0),), "keep_out": (Box((0.3, 0.35, 0.0), (0.6, 0.6, 0.4)),)}
+SCENE = {"workspace": ((-0.9, -0.9, -0.2), (0.9, 0.9, 1.3)), "keep_out": ((0.3, 0.35, 0.0), (0.6, 0.6, 0.4))}  # m
 POSES = 200  # checked for limits in space, every 250 ticks
 
 
@@ -51,9 +51,17 @@ def code_digest() -> str:
     return whole.hexdigest()[:12]
 
 
+def scene(length: float) -> dict[str, Any]:
+    """Settings of a scene beside and below an arm that is `length` times as large as a Panda."""
+    boxes = {k: Box(*(tuple(length * x for x in corner) for corner in box)) for k, box in SCENE.items()}  # type: ignore[arg-type]
+    return {
+        "planes": (Plane((0.0, 0.0, 1.0), 0.0),), "workspace": boxes["workspace"], "keep_out": (boxes["keep_out"],)
+    }  # fmt: skip
+
+
 def attack(robot: str, *, seed: int, arms: int, ticks: int, projection: bool) -> dict[str, Any]:
     """One piece: `arms` × `ticks` commands. Counts of violations and of what was done."""
-    profile = load_profile(robot, tcp_speed=0.8, workspace=Box((-0.9, -0.9, -0.2), (0.9, 0.9, 1.3)), **SCENE)
+    profile = load_profile(robot, tcp_speed=0.8, **scene(load_profile(robot).length))
     limiter = CommandLimiter(profile, arms, dt=DT, projection=project if projection else None)
     limiter.start(np.tile(profile.data["home"], (arms, 1)))
     recent, violations = list(limiter.c.transpose(1, 0, 2)[-4:]), dict[str, int]()

@@ -35,7 +35,7 @@ from robopolicy.runs.logger import Tracker
 Array = NDArray[np.float64]
 DT = 0.004
 KINDS = ("wall", "self", "singular")
-ROOM = 0.15  # m, of the box around where the tool is at home, whose sides are the walls
+ROOM = 0.15  # m for a Panda, of the box around where the tool is at home, whose sides are the walls
 
 
 def profile_for(robot: str, kind: str) -> Profile:
@@ -48,7 +48,8 @@ def profile_for(robot: str, kind: str) -> Profile:
     data.qpos[:] = profile.data["home"]
     mujoco.mj_kinematics(model, data)
     tip = data.site("tcp").xpos
-    walls = Box(tuple(map(float, tip - ROOM)), tuple(map(float, tip + ROOM)))
+    room = ROOM * profile.length
+    walls = Box(tuple(map(float, tip - room)), tuple(map(float, tip + room)))
     return load_profile(robot, tcp_speed=0.8, workspace=walls)
 
 
@@ -74,10 +75,15 @@ def forbidden(profile: Profile, kind: str, count: int, seed: int) -> Array:
                     for a, b in profile.data["pairs"])  # fmt: skip
             wanted = min(gaps) < -0.01
         else:
-            wanted = bool(np.linalg.cond(jac) > 2 * s.condition)
+            wanted = _condition(jac, profile) > 2 * s.condition
         if wanted:
             found.append(q)
     return np.array(found)
+
+
+def _condition(jac: Array, profile: Profile) -> float:
+    """Condition of a Jacobian [6 n] in the profile's length."""
+    return float(np.linalg.cond(np.concatenate([jac[:3] / profile.data["kinematics"].get("length", 1.0), jac[3:]])))
 
 
 def _towards_singular(
@@ -93,7 +99,7 @@ def _towards_singular(
             mujoco.mj_kinematics(model, data)
             mujoco.mj_comPos(model, data)
             mujoco.mj_jacSite(model, data, jac[:3], jac[3:], model.site("tcp").id)
-            if (condition := float(np.linalg.cond(jac))) > worst:
+            if (condition := _condition(jac, profile)) > worst:
                 worst, best = condition, turned
     return best
 

@@ -11,8 +11,15 @@ Collision geometry is ours: capsules and boxes drawn around the published link f
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[np.float64]
+Inertial = tuple[float, tuple[float, ...], tuple[float, ...]]  # kg, centre of mass [m], ixx iyy izz ixy ixz iyz [kg·m²]
+Shape = tuple[tuple[float, ...], tuple[float, ...], float]  # a capsule: from, to and radius, m
+Row = tuple[int, tuple[float, float, float]]
 
 # Craig's DH: frame i+1 = frame i · Rx(alpha) · translation. Each row is (alpha in quarter turns, translation [m]).
 DH = (
@@ -33,8 +40,6 @@ JOINT_HIGH = np.array([2.8973, 1.7628, 2.8973, -0.0698, 2.8973, 3.7525, 2.8973])
 JOINT_VELOCITY = np.array([2.175, 2.175, 2.175, 2.175, 2.61, 2.61, 2.61])  # rad/s
 TORQUE = (87.0, 87.0, 87.0, 87.0, 12.0, 12.0, 12.0)  # N·m
 FINGER_STROKE = 0.04  # m, each finger
-ARM_DOF = 7
-ARM_QPOS = 9  # 7 joints and 2 fingers lead qpos, qvel and ctrl in every model of ours
 
 # Joint angles at which the TCP is at (0.5, 0, 0.2) m pointing down, fingers opening along y.
 HOME = np.array([0.0, 0.0459777, 0.0, -2.3761762, 0.0, 2.4221521, 0.7853982])
@@ -68,10 +73,48 @@ _CAPSULES = (
     ((0, 0, 0.0), (0, 0, 0.07), 0.045),
 )
 
+
+@dataclass(frozen=True, eq=False)
+class ArmModel:
+    """A simulated arm with the hand. Its n joints and two fingers lead qpos, qvel and ctrl in every model of ours.
+
+    Args:
+        limits: name of its limit profile (real/safety/profiles), for deployment.
+        dh: Craig's table, a row a joint. flange: m, from the last link's frame. hand_yaw: rad, about the flange.
+        silent: so many first links stay clear of the table, and get no collision tests.
+        servo_kp: N·m/rad.
+    """
+
+    name: str
+    limits: str
+    dh: tuple[Row, ...]
+    flange: float
+    hand_yaw: float
+    low: Array  # [n] rad
+    high: Array
+    velocity: Array  # [n] rad/s
+    torque: tuple[float, ...]  # N·m
+    home: Array  # [n] rad, TCP at (0.5, 0, 0.2) m pointing down, fingers opening along y
+    servo_kp: tuple[float, ...]
+    inertial: tuple[Inertial, ...]
+    capsules: tuple[Shape, ...]
+    base: Shape
+    silent: int
+
+    @property
+    def dof(self) -> int:
+        """n joints."""
+        return len(self.dh)
+
+
 # Collision classes: table and objects collide with everything; arm links only with table and objects.
 _ARM_BITS = 'contype="2" conaffinity="1"'
 _NO_BITS = 'contype="0" conaffinity="0"'
-_REACHES_TABLE = 4  # links 1 to 4, up to the elbow, stay 0.1 m above the table in every posture: no collision tests
+PANDA = ArmModel(
+    "panda", "panda", DH, FLANGE, HAND_YAW, JOINT_LOW, JOINT_HIGH, JOINT_VELOCITY, TORQUE, HOME, SERVO_KP, _INERTIAL,
+    _CAPSULES, ((0, 0, 0.05), (0, 0, 0.19), 0.075),
+    silent=4,  # links 1 to 4, up to the elbow, stay 0.1 m above the table in every posture
+)  # fmt: skip
 _WHITE, _DARK = "0.93 0.94 0.95 1", "0.25 0.27 0.3 1"
 
 
@@ -95,11 +138,11 @@ def _finger(name: str, side: int) -> str:
       </body>"""
 
 
-def arm_xml(*, tool: str = "") -> str:
+def arm_xml(arm: ArmModel = PANDA, *, tool: str = "") -> str:
     """Return the arm's body tree for `<worldbody>`. `tool`: MJCF inside the hand's body (a held peg, a stick)."""
-    quat = _numbers((np.cos(HAND_YAW / 2), 0, 0, np.sin(HAND_YAW / 2)))
+    quat = _numbers((np.cos(arm.hand_yaw / 2), 0, 0, np.sin(arm.hand_yaw / 2)))
     hand = f"""
-    <body name="hand" pos="0 0 {FLANGE}" quat="{quat}" gravcomp="1">
+    <body name="hand" pos="0 0 {arm.flange}" quat="{quat}" gravcomp="1">
       <inertial mass="0.73" pos="-0.01 0 0.03" diaginertia="0.001 0.0025 0.0017"/>
       <geom name="hand" type="box" size="0.02 0.1 0.03" pos="0 0 0.03" {_ARM_BITS} rgba="{_WHITE}"/>
       <site name="tcp" pos="0 0 {TCP}" size="0.004" rgba="0 0 0 0"/>
@@ -107,33 +150,34 @@ def arm_xml(*, tool: str = "") -> str:
       {_finger("finger_left", 1)}{_finger("finger_right", -1)}{tool}
     </body>"""
     inner = hand
-    for i in reversed(range(ARM_DOF)):
-        quarter, pos = DH[i]
-        mass, com, inertia = _INERTIAL[i]
-        start, end, radius = _CAPSULES[i]
-        bits = _ARM_BITS if i >= _REACHES_TABLE else _NO_BITS
+    for i in reversed(range(arm.dof)):
+        quarter, pos = arm.dh[i]
+        mass, com, inertia = arm.inertial[i]
+        start, end, radius = arm.capsules[i]
+        bits = _ARM_BITS if i >= arm.silent else _NO_BITS
         colour = _WHITE if i % 2 == 0 else "0.85 0.87 0.9 1"
         inner = f"""
     <body name="link{i + 1}" pos="{_numbers(pos)}" quat="{_numbers((1, quarter, 0, 0) if quarter else (1, 0, 0, 0))}"
           gravcomp="1">
       <inertial mass="{mass}" pos="{_numbers(com)}" fullinertia="{_numbers(inertia)}"/>
-      <joint name="joint{i + 1}" axis="0 0 1" range="{JOINT_LOW[i]} {JOINT_HIGH[i]}" armature="{ARMATURE}" damping="1"/>
+      <joint name="joint{i + 1}" axis="0 0 1" range="{arm.low[i]} {arm.high[i]}" armature="{ARMATURE}" damping="1"/>
       <geom name="link{i + 1}" type="capsule" fromto="{_numbers((*start, *end))}" size="{radius}" {bits}
             rgba="{colour}"/>{inner}
     </body>"""
+    start, end, radius = arm.base
     return f"""
     <body name="base" pos="0 0 0">
-      <geom name="base" type="capsule" fromto="0 0 0.05 0 0 0.19" size="0.075" contype="0" conaffinity="0"
+      <geom name="base" type="capsule" fromto="{_numbers((*start, *end))}" size="{radius}" contype="0" conaffinity="0"
             rgba="{_WHITE}"/>{inner}
     </body>"""
 
 
-def actuator_xml() -> str:
-    """Position servos of the seven joints and the two fingers: ctrl = joint targets [rad], finger targets [m]."""
+def actuator_xml(arm: ArmModel = PANDA) -> str:
+    """Position servos of the joints and the two fingers: ctrl = joint targets [rad], finger targets [m]."""
     rows = [
         f'<position name="joint{i + 1}" joint="joint{i + 1}" kp="{kp}" kv="{kp * SERVO_LAG:.9g}" '
-        f'ctrlrange="{JOINT_LOW[i]} {JOINT_HIGH[i]}" forcerange="{-TORQUE[i]} {TORQUE[i]}"/>'
-        for i, kp in enumerate(SERVO_KP)
+        f'ctrlrange="{arm.low[i]} {arm.high[i]}" forcerange="{-arm.torque[i]} {arm.torque[i]}"/>'
+        for i, kp in enumerate(arm.servo_kp)
     ]
     # Two independent finger servos centre a grasp by themselves (1200 N/m) and need no equality constraint.
     rows += [

@@ -10,11 +10,11 @@ from numpy.typing import NDArray
 
 from robopolicy.core.errors import CheckpointError, ConfigError, closest
 from robopolicy.core.types import ActionSpec
-from robopolicy.sim.arm import ARM_DOF, FINGER_STROKE, HOME, JOINT_HIGH, JOINT_LOW
-from robopolicy.sim.kinematics import Frame, ik_step, yaw_of
+from robopolicy.sim.arm import FINGER_STROKE
+from robopolicy.sim.kinematics import PANDA, Frame, SerialArm, ik_step, yaw_of
 
 Array = NDArray[np.float64]
-JointFilter = Callable[[Array], Array]  # joint targets [N 7] rad -> permitted joint targets [N 7] rad
+JointFilter = Callable[[Array], Array]  # joint targets [N n] rad -> permitted joint targets [N n] rad
 
 GRIPPER_MEANING = "absolute target opening: -1 closed, +1 open (0.08 m between the pads), linear between"
 STEP_M, STEP_RAD = 0.02, 0.12  # a full action's translation per axis and yaw, per control step
@@ -29,31 +29,32 @@ class Controller:
     redirected: NDArray[np.bool_]  # [N] the last command differs from the requested one
     intervened: NDArray[np.bool_]  # [N] the filter says that it had to step in; without a say, as `redirected`
 
-    def __init__(self, num_envs: int, *, dt: float, joint_filter: JointFilter | None) -> None:
-        self.dt, self.joint_filter = dt, joint_filter
+    def __init__(self, num_envs: int, *, dt: float, joint_filter: JointFilter | None, arm: SerialArm = PANDA) -> None:
+        self.dt, self.joint_filter, self.arm = dt, joint_filter, arm
         self.pos: Array = np.zeros((num_envs, 3))  # m, commanded TCP
         self.yaw: Array = np.zeros(num_envs)  # rad
         self.grip: Array = np.ones(num_envs)  # in [-1, 1]
-        self.q = np.tile(HOME, (num_envs, 1))  # [N 7] rad, commanded joints
+        self.q = np.tile(arm.home, (num_envs, 1))  # [N n] rad, commanded joints
         self.redirected, self.intervened = np.zeros((2, num_envs), dtype=bool)
         self.frame: Frame | None = None  # of the commanded joints
-        self._ctrl = np.empty((num_envs, ARM_DOF + 2))
+        self._ctrl = np.empty((num_envs, arm.dof + 2))
 
     def reset(self, rows: NDArray[np.int64], qpos: Array, frame: Frame) -> None:
         """Start `rows` [M] from where the arm is: `qpos` [M nq], `frame` its tool frame."""
         self.q = self.q.copy()
-        self.q[rows] = qpos[:, :ARM_DOF]
+        n = self.arm.dof
+        self.q[rows] = qpos[:, :n]
         self.pos[rows], self.yaw[rows] = frame.pos, yaw_of(frame)
         if self.frame is not None:
             for whole, part in zip(self.frame, frame, strict=True):
                 whole[rows] = part
-        self.grip[rows] = qpos[:, ARM_DOF : ARM_DOF + 2].mean(axis=1) / FINGER_STROKE * 2 - 1
+        self.grip[rows] = qpos[:, n : n + 2].mean(axis=1) / FINGER_STROKE * 2 - 1
         self.redirected[rows] = self.intervened[rows] = False
         if (restart := getattr(self.joint_filter, "reset", None)) is not None:  # it remembers what was commanded
-            restart(rows, qpos[:, :ARM_DOF])
+            restart(rows, qpos[:, :n])
 
     def follow(self, frame: Frame) -> None:
-        """Take `forward(self.q)` of all N, which the env computes together with the measured frames.
+        """Take `forward(self.q, self.arm)` of all N, which the env computes together with the measured frames.
 
         Where the joint filter changed the last command, the commanded pose is that of the filtered joints. So the
         observed lag stays true, and the commanded pose does not wind up.
@@ -64,19 +65,19 @@ class Controller:
             self.pos[rows], self.yaw[rows] = frame.pos[rows], yaw_of(frame)[rows]
 
     def command(self, action: Array, tcp: Array, yaw: Array) -> Array:
-        """Return servo targets [N 9] for clamped `action` [N Da], measured `tcp` [N 3] m and `yaw` [N] rad."""
+        """Return servo targets [N n + 2] for clamped `action` [N Da], measured `tcp` [N 3] m and `yaw` [N] rad."""
         raise NotImplementedError
 
     def _joints(self, wanted: Array) -> Array:
-        """Pass joint targets through the filter; [N 9] servo targets."""
+        """Pass joint targets through the filter; [N n + 2] servo targets."""
         if self.joint_filter is not None:
             allowed = self.joint_filter(wanted)
             self.redirected = (allowed != wanted).any(axis=1)
             self.intervened = getattr(self.joint_filter, "intervened", self.redirected)
             wanted = allowed
         self.q = wanted
-        self._ctrl[:, :ARM_DOF] = wanted
-        self._ctrl[:, ARM_DOF:] = ((self.grip + 1) * (0.5 * FINGER_STROKE))[:, None]
+        self._ctrl[:, :-2] = wanted
+        self._ctrl[:, -2:] = ((self.grip + 1) * (0.5 * FINGER_STROKE))[:, None]
         return self._ctrl
 
     def state_dict(self) -> dict[str, Any]:
@@ -114,10 +115,11 @@ class DeltaPose(Controller):
         *,
         dt: float,
         joint_filter: JointFilter | None = None,
+        arm: SerialArm = PANDA,
         workspace: tuple[tuple[float, float, float], tuple[float, float, float]],
         speed: float = 1.0,
     ) -> None:
-        super().__init__(num_envs, dt=dt, joint_filter=joint_filter)
+        super().__init__(num_envs, dt=dt, joint_filter=joint_filter, arm=arm)
         scale = speed * dt / 0.05  # the same speed limits at any control rate
         self.lag_m, self.lag_rad = speed * LAG_M, speed * LAG_RAD
         self.low, self.high = (np.array(b, dtype=np.float64) for b in workspace)
@@ -142,30 +144,33 @@ class DeltaPose(Controller):
         self.yaw = np.clip(angle, -YAW_LIMIT, YAW_LIMIT)
         self.grip = action[:, 4].copy()
         assert self.frame is not None
-        return self._joints(ik_step(self.q, self.frame, self.pos, self.yaw, dt=self.dt))
+        return self._joints(ik_step(self.q, self.frame, self.pos, self.yaw, dt=self.dt, arm=self.arm))
 
 
 class JointPosition(Controller):
-    """[q1..q7, gripper]: absolute joint targets in rad."""
+    """[q1..qn, gripper]: absolute joint targets in rad."""
 
-    def __init__(self, num_envs: int, *, dt: float, joint_filter: JointFilter | None = None, **_: Any) -> None:
-        super().__init__(num_envs, dt=dt, joint_filter=joint_filter)
+    def __init__(
+        self, num_envs: int, *, dt: float, joint_filter: JointFilter | None = None, arm: SerialArm = PANDA, **_: Any
+    ) -> None:
+        super().__init__(num_envs, dt=dt, joint_filter=joint_filter, arm=arm)
+        n = arm.dof
         self.spec = ActionSpec(
-            names=(*(f"q{i + 1}" for i in range(ARM_DOF)), "gripper"),
-            units=(*("rad",) * ARM_DOF, "1"),
-            low=(*JOINT_LOW.tolist(), -1.0),
-            high=(*JOINT_HIGH.tolist(), 1.0),
+            names=(*(f"q{i + 1}" for i in range(n)), "gripper"),
+            units=(*("rad",) * n, "1"),
+            low=(*arm.low.tolist(), -1.0),
+            high=(*arm.high.tolist(), 1.0),
             frame="joint",
             tcp="tcp",
             rotation="joint",
             reference="absolute",
-            gripper=7,
+            gripper=n,
             gripper_meaning=GRIPPER_MEANING,
         )
 
     def command(self, action: Array, tcp: Array, yaw: Array) -> Array:
-        self.grip = action[:, ARM_DOF].copy()
-        return self._joints(action[:, :ARM_DOF].copy())
+        self.grip = action[:, -1].copy()
+        return self._joints(action[:, :-1].copy())
 
     def follow(self, frame: Frame) -> None:
         super().follow(frame)

@@ -8,20 +8,52 @@ tests/sim/test_kinematics.py checks against mj_forward and mj_jacSite.
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from robopolicy.sim.arm import DH, FLANGE, HAND_YAW, HOME, JOINT_HIGH, JOINT_LOW, JOINT_VELOCITY, TCP
+from robopolicy.sim.arm import PANDA as PANDA_MODEL
+from robopolicy.sim.arm import TCP, ArmModel
 
 Array = NDArray[np.float64]
-_QUARTER = np.array([row[0] for row in DH], dtype=np.float64)  # [7] rotation about x, in quarter turns
-_OFFSET = np.array([row[1] for row in DH])  # [7 3] m
-_TOOL = FLANGE + TCP  # m
 _DAMPING, _POSTURE = 0.02, 0.1  # λ and the pull of the posture, of `ik_step`
-_COS, _SIN = math.cos(HAND_YAW), math.sin(HAND_YAW)
+
+
+@dataclass(frozen=True, eq=False)
+class SerialArm:
+    """Frame i = frame i−1 · translation · rotation · Rz(qᵢ); the rotation is Rx(quarter turns), or of `rotations`."""
+
+    quarter_turns: Array  # [n] about x: −1, 0 or 1; unused where there are rotations
+    offsets: Array  # [n 3] m
+    tool: Array  # [3] m, TCP in the last link's frame
+    axes: Array  # [3 3] x, y, z axes of the TCP frame, in the last link's
+    home: Array  # [n] rad, to which `ik_step` pulls
+    low: Array  # [n] rad
+    high: Array
+    velocity: Array  # [n] rad/s
+    rotations: Array = field(default_factory=lambda: np.empty((0, 3, 3)))  # [n 3 3], or [0 3 3]: quarter turns
+
+    @property
+    def dof(self) -> int:
+        """n joints."""
+        return len(self.home)
+
+
+def serial_arm(model: ArmModel) -> SerialArm:
+    """Return the kinematics of a simulated arm."""
+    c, s = math.cos(model.hand_yaw), math.sin(model.hand_yaw)
+    return SerialArm(
+        np.array([row[0] for row in model.dh], dtype=np.float64),
+        np.array([row[1] for row in model.dh], dtype=np.float64),
+        np.array([0.0, 0.0, model.flange + TCP]), np.array([[c, s, 0.0], [-s, c, 0.0], [0.0, 0.0, 1.0]]),
+        model.home, model.low, model.high, model.velocity,
+    )  # fmt: skip
+
+
+PANDA = serial_arm(PANDA_MODEL)
 
 
 class Frame(NamedTuple):
@@ -29,34 +61,45 @@ class Frame(NamedTuple):
 
     pos: Array  # [N 3] m, TCP in the base frame
     axes: Array  # [N 3 3] x, y, z axes of the TCP frame: the fingers open along y, z points out of the hand
-    jac: Array  # [N 7 6] per joint: linear [m/rad], angular (the unit joint axis)
+    jac: Array  # [N n 6] per joint: linear [m/rad], angular (the unit joint axis)
 
     def rows(self, index: slice) -> Frame:
         """Views of some of the N frames."""
         return Frame(self.pos[index], self.axes[index], self.jac[index])
 
 
-def forward(q: Array) -> Frame:
-    """TCP frame and Jacobian at joint angles `q` [N 7] rad."""
+def forward(q: Array, arm: SerialArm = PANDA) -> Frame:
+    """TCP frame and Jacobian at joint angles `q` [N n] rad."""
     n = q.shape[0]
-    frame = Frame(np.empty((n, 3)), np.empty((n, 3, 3)), np.empty((n, 7, 6)))
-    _forward(q, *frame)
+    frame = Frame(np.empty((n, 3)), np.empty((n, 3, 3)), np.empty((n, arm.dof, 6)))
+    _forward(q, arm.quarter_turns, arm.offsets, arm.rotations, arm.tool, arm.axes, *frame)
     return frame
 
 
 @njit(cache=True, nogil=True)
-def _forward(q: Array, pos: Array, axes: Array, jac: Array) -> None:
+def _forward(
+    q: Array, quarter_turns: Array, offsets: Array, rotations: Array, tool: Array, tool_axes: Array, pos: Array,
+    axes: Array, jac: Array,
+) -> None:  # fmt: skip
     x, y, z, p, turned = np.empty(3), np.empty(3), np.empty(3), np.empty(3), np.empty(3)
-    origin = np.empty((7, 3))
+    dof = q.shape[1]
+    origin = np.empty((dof, 3))
     for n in range(q.shape[0]):
         x[:], y[:], z[:], p[:] = 0.0, 0.0, 0.0, 0.0
         x[0] = y[1] = z[2] = 1.0
-        for i in range(7):
-            s, c, quarter = math.sin(q[n, i]), math.cos(q[n, i]), _QUARTER[i]
+        for i in range(dof):
+            s, c, quarter = math.sin(q[n, i]), math.cos(q[n, i]), quarter_turns[i]
             for k in range(3):
-                p[k] += _OFFSET[i, 0] * x[k] + _OFFSET[i, 1] * y[k] + _OFFSET[i, 2] * z[k]
+                p[k] += offsets[i, 0] * x[k] + offsets[i, 1] * y[k] + offsets[i, 2] * z[k]
             for k in range(3):
-                if quarter != 0.0:  # Rx(±90°) relabels the axes
+                if len(rotations) > 0:
+                    r = rotations[i]
+                    x[k], y[k], z[k] = (
+                        r[0, 0] * x[k] + r[1, 0] * y[k] + r[2, 0] * z[k],
+                        r[0, 1] * x[k] + r[1, 1] * y[k] + r[2, 1] * z[k],
+                        r[0, 2] * x[k] + r[1, 2] * y[k] + r[2, 2] * z[k],
+                    )
+                elif quarter != 0.0:  # Rx(±90°) relabels the axes
                     y[k], z[k] = quarter * z[k], -quarter * y[k]
                 origin[i, k] = p[k]
                 jac[n, i, 3 + k] = z[k]
@@ -64,12 +107,11 @@ def _forward(q: Array, pos: Array, axes: Array, jac: Array) -> None:
                 y[k] = c * y[k] - s * x[k]
                 x[k] = turned[k]
         for k in range(3):
-            p[k] += _TOOL * z[k]
+            p[k] += tool[0] * x[k] + tool[1] * y[k] + tool[2] * z[k]
             pos[n, k] = p[k]
-            axes[n, 0, k] = _COS * x[k] + _SIN * y[k]
-            axes[n, 1, k] = _COS * y[k] - _SIN * x[k]
-            axes[n, 2, k] = z[k]
-        for i in range(7):
+            for a in range(3):
+                axes[n, a, k] = tool_axes[a, 0] * x[k] + tool_axes[a, 1] * y[k] + tool_axes[a, 2] * z[k]
+        for i in range(dof):
             ax, ay, az = jac[n, i, 3], jac[n, i, 4], jac[n, i, 5]
             bx, by, bz = p[0] - origin[i, 0], p[1] - origin[i, 1], p[2] - origin[i, 2]
             jac[n, i, 0], jac[n, i, 1], jac[n, i, 2] = ay * bz - az * by, az * bx - ax * bz, ax * by - ay * bx
@@ -81,7 +123,7 @@ def yaw_of(frame: Frame) -> Array:
 
 
 def twist(frame: Frame, qvel: Array) -> Array:
-    """Return [N 6] linear m/s and angular rad/s velocity of the TCP at joint velocities `qvel` [N 7]."""
+    """Return [N 6] linear m/s and angular rad/s velocity of the TCP at joint velocities `qvel` [N n]."""
     out = np.empty((qvel.shape[0], 6))
     _twist(frame.jac, qvel, out)
     return out
@@ -92,34 +134,38 @@ def _twist(jac: Array, qvel: Array, out: Array) -> None:
     for n in range(qvel.shape[0]):
         for k in range(6):
             total = 0.0
-            for i in range(7):
+            for i in range(qvel.shape[1]):
                 total += jac[n, i, k] * qvel[n, i]
             out[n, k] = total
 
 
-def ik_step(q: Array, frame: Frame, target_pos: Array, target_yaw: Array, *, dt: float) -> Array:
-    """Take one damped-least-squares step from joint targets `q` [N 7] towards a tool that points down.
+def ik_step(
+    q: Array, frame: Frame, target_pos: Array, target_yaw: Array, *, dt: float, arm: SerialArm = PANDA
+) -> Array:
+    """Take one damped-least-squares step from joint targets `q` [N n] towards a tool that points down.
 
     Minimises |J dq − e|² + λ²|dq − v|², where e is the pose error of the target (position [N 3] m, yaw [N] rad) and
-    v = _POSTURE · (HOME − q) keeps the redundant elbow near HOME (Nakamura & Hanafusa, 1986, with a posture term).
+    v = _POSTURE · (home − q) keeps a redundant elbow near home (Nakamura & Hanafusa, 1986, with a posture term).
     The step is shortened, direction kept, to the joints' velocity limits over `dt` s, and clipped to joint limits.
 
     Args:
-        frame: `forward(q)`, which the caller has at hand.
+        frame: `forward(q, arm)`, which the caller has at hand.
 
     Returns:
-        [N 7] new joint targets.
+        [N n] new joint targets.
     """
     out = np.empty_like(q)
-    _ik_step(q, frame.pos, frame.axes, frame.jac, target_pos, target_yaw, dt, out)
+    _ik_step(q, *frame, target_pos, target_yaw, dt, arm.home, arm.low, arm.high, arm.velocity, out)
     return out
 
 
 @njit(cache=True, nogil=True)
 def _ik_step(
-    q: Array, pos: Array, axes: Array, jac: Array, target_pos: Array, target_yaw: Array, dt: float, out: Array
-) -> None:
-    error, pull, step, wanted = np.empty(6), np.empty(7), np.empty(7), np.zeros((3, 3))
+    q: Array, pos: Array, axes: Array, jac: Array, target_pos: Array, target_yaw: Array, dt: float, home: Array,
+    low: Array, high: Array, velocity: Array, out: Array,
+) -> None:  # fmt: skip
+    dof = q.shape[1]
+    error, pull, step, wanted = np.empty(6), np.empty(dof), np.empty(dof), np.zeros((3, 3))
     gram = np.empty((6, 6))
     wanted[2, 2] = -1.0
     for n in range(q.shape[0]):
@@ -133,26 +179,26 @@ def _ik_step(
             for a in range(3):
                 turn += axes[n, a, i] * wanted[a, j] - axes[n, a, j] * wanted[a, i]
             error[3 + k] = 0.5 * turn  # rotation vector to first order
-        for i in range(7):
-            pull[i] = _POSTURE * (HOME[i] - q[n, i])
+        for i in range(dof):
+            pull[i] = _POSTURE * (home[i] - q[n, i])
         for r in range(6):
-            for i in range(7):
+            for i in range(dof):
                 error[r] -= jac[n, i, r] * pull[i]
             for k in range(r + 1):
                 total = 0.0
-                for i in range(7):
+                for i in range(dof):
                     total += jac[n, i, r] * jac[n, i, k]
                 gram[r, k] = total
             gram[r, r] += _DAMPING**2
         _solve_spd(gram, error)
         fastest = 1.0
-        for i in range(7):
+        for i in range(dof):
             step[i] = pull[i]
             for r in range(6):
                 step[i] += jac[n, i, r] * error[r]
-            fastest = max(fastest, abs(step[i]) / (JOINT_VELOCITY[i] * dt))
-        for i in range(7):
-            out[n, i] = min(max(q[n, i] + step[i] / fastest, JOINT_LOW[i]), JOINT_HIGH[i])
+            fastest = max(fastest, abs(step[i]) / (velocity[i] * dt))
+        for i in range(dof):
+            out[n, i] = min(max(q[n, i] + step[i] / fastest, low[i]), high[i])
 
 
 @njit(cache=True, nogil=True)

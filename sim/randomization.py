@@ -11,7 +11,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from robopolicy.core.errors import ConfigError
-from robopolicy.sim.arm import ARM_DOF
 
 Range = tuple[float, float]
 _LATEST = 1000  # control steps
@@ -83,7 +82,8 @@ class ModelBank:
         if "randomize_damping" in draw:
             scale = draw["randomize_damping"][k]
             m.dof_damping[:] = nominal.dof_damping * scale
-            m.actuator_biasprm[:ARM_DOF, 2] = nominal.actuator_biasprm[:ARM_DOF, 2] * scale
+            arm = slice(m.nu - 2)  # the fingers come last
+            m.actuator_biasprm[arm, 2] = nominal.actuator_biasprm[arm, 2] * scale
         mujoco.mj_setConst(m, self._data)
         m.stat.meaninertia = nominal.stat.meaninertia  # a task fixes it: solver tolerances are relative to it
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import copy
+import functools
 import importlib
 import os
 import weakref
@@ -21,15 +22,15 @@ _FULL = int(mujoco.mjtState.mjSTATE_FULLPHYSICS)
 _MAX_GEOMS = 500
 
 
-def open_gl(width: int, height: int) -> Any:
-    """Return a current off-screen GL context from MUJOCO_GL's backend, or the first that works of egl and osmesa.
+def open_gl(width: int, height: int, backends: tuple[str, ...] = ("egl", "osmesa")) -> Any:
+    """Return a current off-screen GL context from MUJOCO_GL's backend, or the first of `backends` that works.
 
     mujoco itself reads MUJOCO_GL when it is imported, and fails there where the library is missing; opening the
     context here keeps state-only runs free of GL, in any order of imports.
     """
     wanted = os.environ.get("MUJOCO_GL", "").lower()
     failures = []
-    for backend in (wanted,) if wanted in ("egl", "osmesa", "glfw") else ("egl", "osmesa"):
+    for backend in (wanted,) if wanted in ("egl", "osmesa", "glfw") else backends:
         # PyOpenGL settles on one platform per process; mujoco's modules set it, but refuse another that is set.
         platform = os.environ.pop("PYOPENGL_PLATFORM", None)
         try:
@@ -46,33 +47,49 @@ def open_gl(width: int, height: int) -> Any:
     )
 
 
-class Camera:
-    """Renders states of `task`. "fast" has no shadows, reflections or multisampling: 14-16 times faster in software."""
+@functools.cache
+def choose_gl() -> None:
+    """Set MUJOCO_GL for the renderers of others where nothing says it and there is no display: they would try a window.
 
-    def __init__(self, model: mujoco.MjModel, task: Task, at: Any, quality: Quality) -> None:
-        if quality not in ("fast", "full"):
-            raise ConfigError(f"render_quality must be 'fast' or 'full', found {quality!r}")
-        self._source, self._task, self._at, self._quality = model, task, at, quality
+    Without a library for off-screen pictures nothing is set, and states alone go on.
+    """
+    if "MUJOCO_GL" in os.environ or os.environ.get("DISPLAY"):
+        return
+    for backend in ("egl", "osmesa"):
+        try:
+            open_gl(64, 64, (backend,)).free()
+        except ConfigError:
+            continue
+        os.environ["MUJOCO_GL"] = backend
+        return
+
+
+class Canvas:
+    """Draws one model off screen. "fast" has no shadows, reflections or multisampling: 14-16 times faster in software.
+
+    The GL context is opened at the first picture. Of a model that is simulated, `vis` is changed and nothing else.
+    """
+
+    def __init__(self, model: mujoco.MjModel, quality: Quality = "fast", *, hidden: tuple[int, ...] = ()) -> None:
+        """`hidden`: groups of geoms that are not drawn."""
+        self._model, self._quality, self._hidden = model, quality, hidden
         self._gl: Any = None
 
-    def picture(
-        self, state: NDArray[np.float64], extra: NDArray[np.float64], camera: str, height: int, width: int
-    ) -> NDArray[np.uint8]:
-        """Return uint8 [3 h w] of one physics `state` [1+nq+nv] and task state `extra` [E]."""
-        if self._gl is None:
-            self._open()
-        model, data = self._model, self._data
+    def draw(self, data: mujoco.MjData, camera: str, height: int, width: int) -> NDArray[np.uint8]:
+        """Return uint8 [3 h w] of `data`, whose kinematics are up to date.
+
+        Raises:
+            ConfigError: no such camera, a size beyond the model's off-screen buffer, or no GL.
+        """
+        model = self._model
         names = [model.camera(i).name for i in range(model.ncam)]
         if camera not in names:
             raise ConfigError(f"camera={camera!r} is not in the scene. {closest(camera, names)}")
         if height > model.vis.global_.offheight or width > model.vis.global_.offwidth:
             limit = (model.vis.global_.offheight, model.vis.global_.offwidth)
             raise ConfigError(f"picture size must be at most {limit} (height, width), found {(height, width)}")
-        mujoco.mj_setState(model, data, state, _FULL)
-        self._task.decorate(self._at, model, data, extra)
-        mujoco.mj_kinematics(model, data)
-        mujoco.mj_comPos(model, data)
-        mujoco.mj_camlight(model, data)
+        if self._gl is None:
+            self._open()
         self._gl.make_current()
         view = self._view
         view.type, view.fixedcamid = mujoco.mjtCamera.mjCAMERA_FIXED, names.index(camera)
@@ -84,7 +101,7 @@ class Camera:
         return np.ascontiguousarray(pixels[::-1].transpose(2, 0, 1))  # GL's first row is the lowest
 
     def _open(self) -> None:
-        model = copy.copy(self._source)  # decorate() may change it
+        model = self._model
         if self._quality == "fast":
             model.vis.quality.offsamples = 0
             model.vis.quality.shadowsize = 0
@@ -93,13 +110,14 @@ class Camera:
         me = weakref.ref(self)
 
         def close() -> None:
-            if (camera := me()) is not None:
-                camera.close()
+            if (canvas := me()) is not None:
+                canvas.close()
 
         atexit.register(close)
-        self._model, self._data = model, mujoco.MjData(model)
-        self._scene = mujoco.MjvScene(model, maxgeom=_MAX_GEOMS)
+        self._scene = mujoco.MjvScene(model, maxgeom=max(_MAX_GEOMS, 2 * model.ngeom + model.nsite))
         self._option, self._view = mujoco.MjvOption(), mujoco.MjvCamera()
+        for group in self._hidden:
+            self._option.geomgroup[group] = False
         self._context = mujoco.MjrContext(model, mujoco.mjtFontScale.mjFONTSCALE_100)
         mujoco.mjr_setBuffer(mujoco.mjtFramebuffer.mjFB_OFFSCREEN, self._context)
         if self._quality == "fast":
@@ -111,3 +129,33 @@ class Camera:
             self._context.free()
             self._gl.free()
             self._gl = None
+
+
+class Camera:
+    """Renders states of `task`, of a copy of its model."""
+
+    def __init__(self, model: mujoco.MjModel, task: Task, at: Any, quality: Quality) -> None:
+        if quality not in ("fast", "full"):
+            raise ConfigError(f"render_quality must be 'fast' or 'full', found {quality!r}")
+        self._source, self._task, self._at, self._quality = model, task, at, quality
+        self._canvas: Canvas | None = None
+
+    def picture(
+        self, state: NDArray[np.float64], extra: NDArray[np.float64], camera: str, height: int, width: int
+    ) -> NDArray[np.uint8]:
+        """Return uint8 [3 h w] of one physics `state` [1+nq+nv] and task state `extra` [E]."""
+        if self._canvas is None:
+            self._model = copy.copy(self._source)  # decorate() may change it
+            self._data, self._canvas = mujoco.MjData(self._model), Canvas(self._model, self._quality)
+        model, data = self._model, self._data
+        mujoco.mj_setState(model, data, state, _FULL)
+        self._task.decorate(self._at, model, data, extra)
+        mujoco.mj_kinematics(model, data)
+        mujoco.mj_comPos(model, data)
+        mujoco.mj_camlight(model, data)
+        return self._canvas.draw(data, camera, height, width)
+
+    def close(self) -> None:
+        if self._canvas is not None:
+            self._canvas.close()
+            self._canvas = None

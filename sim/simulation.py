@@ -16,10 +16,9 @@ from robopolicy.core.errors import ConfigError
 from robopolicy.core.rng import keyed_normal
 from robopolicy.core.types import IMAGES, STATE, TASK, EnvSpec, Feature, Obs
 from robopolicy.envs.episode_queue import EpisodeQueue
-from robopolicy.sim.arm import ARM_DOF, ARM_QPOS
 from robopolicy.sim.control import JointFilter, make_controller
 from robopolicy.sim.engine import Physics, compile_model
-from robopolicy.sim.kinematics import Frame, forward, twist, yaw_of
+from robopolicy.sim.kinematics import Frame, forward, serial_arm, twist, yaw_of
 from robopolicy.sim.randomization import ModelBank, Randomization
 from robopolicy.sim.render import Camera, Quality
 from robopolicy.sim.tasks.base import Task
@@ -44,7 +43,7 @@ class Simulation:
         image_size: (height, width) of these pictures.
         render_quality: "fast" (no shadows, no multisampling) or "full"; recorded in the digest.
         randomization: domain randomisation, off by default.
-        joint_filter: joint targets [N 7] -> permitted joint targets [N 7], between IK and physics.
+        joint_filter: joint targets [N n] -> permitted joint targets [N n], between IK and physics.
         threads: C++ threads; None: one per core.
     """
 
@@ -65,6 +64,8 @@ class Simulation:
         self.randomization = randomization or Randomization()
         self.cameras, self.image_size, self.render_quality = tuple(cameras), tuple(image_size), render_quality
         self.dt = task.timestep * task.substeps
+        self.arm = serial_arm(task.model)
+        self.dof = self.arm.dof  # n joints, before two fingers, in qpos, qvel and ctrl
         xml = task.xml()
         self.model = compile_model(xml)
         self.at = task.bind(self.model)
@@ -73,9 +74,10 @@ class Simulation:
             self._bank.models if self._bank else self.model, num_envs=num_envs, substeps=task.substeps, threads=threads
         )
         self.controller = make_controller(
-            control, num_envs, dt=self.dt, joint_filter=joint_filter, workspace=task.workspace, speed=task.speed
-        )
-        noise = {f"joint{i + 1}": (-task.joint_noise, task.joint_noise) for i in range(ARM_DOF)}
+            control, num_envs, dt=self.dt, joint_filter=joint_filter, arm=self.arm, workspace=task.workspace,
+            speed=task.speed,
+        )  # fmt: skip
+        noise = {f"joint{i + 1}": (-task.joint_noise, task.joint_noise) for i in range(self.dof)}
         self._queue = EpisodeQueue(seed, {**noise, **task.ranges, **self.randomization.ranges})
         self._camera = Camera(self.model, task, self.at, render_quality)
 
@@ -118,8 +120,8 @@ class Simulation:
         draw = self._named(numbers)
         qpos = np.tile(self.model.qpos0, (len(rows), 1))
         extra = np.zeros((len(rows), self.task.extra_size))
-        qpos[:, :ARM_DOF] = self._start + numbers[:, :ARM_DOF]  # the joints' noise comes first in `draw_names`
-        qpos[:, ARM_DOF:ARM_QPOS] = self.task.start_opening / 2
+        qpos[:, : self.dof] = self._start + numbers[:, : self.dof]  # the joints' noise comes first in `draw_names`
+        qpos[:, self.dof : self.dof + 2] = self.task.start_opening / 2
         self.task.reset(self.at, draw, qpos, extra)
         self.physics.state[rows] = 0.0
         self.physics.qpos[rows] = qpos
@@ -131,14 +133,14 @@ class Simulation:
         if self._bank:
             for k, row in enumerate(rows):
                 self._bank.set(int(row), draw, k)
-        frame = forward(qpos[:, :ARM_DOF])
-        self._store(rows, frame, self.physics.qvel[rows, :ARM_DOF])
+        frame = forward(qpos[:, : self.dof], self.arm)
+        self._store(rows, frame, self.physics.qvel[rows, : self.dof])
         self.controller.reset(rows, qpos, frame)
         if self._late.shape[1] > 1:
             # Nothing is on its way yet: stand still with the gripper as it is.
             self._late[rows] = 0.0
             if self.spec_is_joint:
-                self._late[rows, :, :ARM_DOF] = qpos[:, None, :ARM_DOF]
+                self._late[rows, :, : self.dof] = qpos[:, None, : self.dof]
             self._late[rows, :, -1] = self.controller.grip[rows][:, None]
         self._weigh(rows)
 
@@ -157,8 +159,8 @@ class Simulation:
     def _measure(self) -> None:
         """Tool pose and velocity from qpos and qvel: one code path at reset and at step (sensors lag a substep)."""
         n = self.num_envs
-        both = forward(np.concatenate([self.physics.qpos[:, :ARM_DOF], self.controller.q]))
-        self._store(slice(None), both.rows(slice(n)), self.physics.qvel[:, :ARM_DOF])
+        both = forward(np.concatenate([self.physics.qpos[:, : self.dof], self.controller.q]), self.arm)
+        self._store(slice(None), both.rows(slice(n)), self.physics.qvel[:, : self.dof])
         self.controller.follow(both.rows(slice(n, None)))
 
     def _store(self, rows: Any, frame: Frame, qvel: Array) -> None:
@@ -178,7 +180,7 @@ class Simulation:
             yaw=yaw,
             tcp_vel=twist[:, :3],
             yaw_rate=twist[:, 5],
-            opening=qpos[:, ARM_DOF] + qpos[:, ARM_DOF + 1],
+            opening=qpos[:, self.dof] + qpos[:, self.dof + 1],
             lag=lag,
             gripper=c.grip[r],
         )

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from robopolicy.real.control.arm_kinematics import kinematics_of
 from robopolicy.real.control.trajectory_spline import shape
 from robopolicy.real.safety import CommandLimiter, Profile
 from robopolicy.real.safety.array_ops import Array, Bool, Ints
@@ -18,7 +19,7 @@ def without(task: dict[str, Any]) -> dict[str, Any]:
 
 
 class SafetyFilter:
-    """A `joint_filter` for `sim.SimEnv`: joint targets [N 7] → permitted joint targets [N 7].
+    """A `joint_filter` for `sim.SimEnv`: joint targets [N n] → permitted joint targets [N n].
 
     Targets are first paced as the arm's control loop paces them (real/control/trajectory_spline.py), which is
     what a fast policy meets there at most steps, then filtered. One control step is one tick, so limits on acceleration
@@ -33,12 +34,12 @@ class SafetyFilter:
     """
 
     def __init__(self, profile: Profile, *, dt: float) -> None:
-        self.profile, self.dt = profile, dt
+        self.profile, self.dt, self.arm = profile, dt, kinematics_of(profile)
         self.limiter: CommandLimiter | None = None
         self.intervened: Bool = np.zeros(0, dtype=bool)
 
     def reset(self, rows: Ints, q: Array) -> None:
-        """Episodes begin in `rows` [M], at rest at `q` [M 7]. Of the first call `rows` are all N arms."""
+        """Episodes begin in `rows` [M], at rest at `q` [M n]. Of the first call `rows` are all N arms."""
         if self.limiter is None:
             self.limiter = CommandLimiter(self.profile, len(rows), dt=self.dt, projection=None)
         self.limiter.start(q, rows)
@@ -53,11 +54,11 @@ class SafetyFilter:
         return allowed
 
     def paced(self, wanted: Array) -> Array:
-        """Pace `wanted` [N 7] as the control loop would, from the last commands."""
+        """Pace `wanted` [N n] as the control loop would, from the last commands."""
         assert self.limiter is not None
         last = self.limiter.c[:, -1]
         step, limited = shape(
-            wanted - last, last - self.limiter.c[:, -2], forward(last).jac[:, :, :3], self.profile, self.dt
+            wanted - last, last - self.limiter.c[:, -2], forward(last, self.arm).jac[:, :, :3], self.profile, self.dt
         )
         return np.where(limited[:, None], np.clip(last + step, self.profile.low, self.profile.high), wanted)
 

@@ -18,12 +18,13 @@ class JointOrder:
 
     Args:
         joints: names in the order of the profile.
-        extra: names that may come along and are left out, e.g. a gripper's.
+        extra: names that may come along and are left out, e.g. a gripper's; None: any others.
         what: the values are called so in messages.
     """
 
-    def __init__(self, joints: Sequence[str], *, extra: Sequence[str] = (), what: str = "joints") -> None:
-        self.joints, self.extra, self.what = tuple(joints), frozenset(extra), what
+    def __init__(self, joints: Sequence[str], *, extra: Sequence[str] | None = (), what: str = "joints") -> None:
+        self.joints, self.what = tuple(joints), what
+        self.extra = None if extra is None else frozenset(extra)
         self._names: tuple[str, ...] | None = None
         self._where: Ints = np.zeros(0, dtype=np.int64)
 
@@ -42,9 +43,13 @@ class JointOrder:
         return found[self._where]
 
     def _index(self, names: tuple[str, ...]) -> Ints:
-        foreign = [n for n in names if n not in self.joints and n not in self.extra]
-        problems = [f"{n!r} comes {k} times" for n, k in Counter(names).items() if k > 1]
+        others = [n for n in names if n not in self.joints]
+        foreign = [] if self.extra is None else [n for n in others if n not in self.extra]
+        known = names if self.extra is not None else [n for n in names if n in self.joints]
+        problems = [f"{n!r} comes {k} times" for n, k in Counter(known).items() if k > 1]
         problems += [f"{n!r} is missing" for n in self.joints if n not in names]
+        if self.extra is None and any(n not in names for n in self.joints) and others:
+            problems.append(f"beside them came {others[:16]}")
         problems += [f"{n!r} is not one of them. {closest(n, self.joints)}" for n in foreign]
         if problems:
             raise SafetyError(f"{self.what}: expected {list(self.joints)}: {'; '.join(problems)}")

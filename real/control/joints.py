@@ -59,7 +59,7 @@ class ActionDecoder:
     def start(self, q: Array, opening: float) -> None:
         """Start from measured joints `q` [n] rad and `opening` m."""
         qpos = np.concatenate([q, [opening / 2, opening / 2]])[None]
-        frame = forward(q[None])
+        frame = forward(q[None], self.controller.arm)
         self.controller.reset(np.array([0]), qpos, frame)
         self.controller.follow(frame)
         self.last_step = np.zeros(len(q))
@@ -75,9 +75,9 @@ class ActionDecoder:
         Where the pace is slower than asked for, the commanded pose follows the real joint targets, so that the policy
         observes the true pose and no error winds up.
         """
-        frame: Frame = forward(q[None])
         c, clamped = self.controller, np.clip(action, self.low, self.high)
-        before, jac = c.q[0].copy(), forward(c.q).jac[0, :, :3]
+        frame: Frame = forward(q[None], c.arm)
+        before, jac = c.q[0].copy(), forward(c.q, c.arm).jac[0, :, :3]
         ctrl = c.command(clamped[None], frame.pos, yaw_of(frame))
         return self._go(ctrl[0, : len(q)].copy(), before, jac, float(ctrl[0, -1] * 2), profile)
 
@@ -85,8 +85,9 @@ class ActionDecoder:
         """Decode a target at an earlier commanded pose: the same joints, not only the same pose."""
         c = self.controller
         c.grip = np.array([to.grip])
-        target = self._go(to.q.copy(), c.q[0].copy(), forward(c.q).jac[0, :, :3], (to.grip + 1) * self.stroke, profile)
-        sent = forward(c.q)
+        jac = forward(c.q, c.arm).jac[0, :, :3]
+        target = self._go(to.q.copy(), c.q[0].copy(), jac, (to.grip + 1) * self.stroke, profile)
+        sent = forward(c.q, c.arm)
         c.pos, c.yaw = sent.pos.copy(), yaw_of(sent)
         return target
 
@@ -96,7 +97,7 @@ class ActionDecoder:
         limited = bool(slowed)
         goal = np.clip(before + self.last_step, profile.low, profile.high) if limited else wanted
         c.q, c.redirected = goal[None].copy(), np.array([limited])
-        c.follow(forward(c.q))
+        c.follow(forward(c.q, c.arm))
         return Target(goal, opening, limited)
 
 

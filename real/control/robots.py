@@ -14,7 +14,7 @@ import numpy as np
 from robopolicy.real.safety.array_ops import Array
 from robopolicy.real.safety.motion import upsample
 from robopolicy.real.safety.profile import Profile
-from robopolicy.sim.arm import ARM_DOF, FINGER_STROKE, SERVO_LAG
+from robopolicy.sim.arm import FINGER_STROKE, SERVO_LAG
 from robopolicy.sim.engine import compile_model
 from robopolicy.sim.tasks.base import Task
 
@@ -80,7 +80,7 @@ class MujocoArm:
     def __init__(
         self, task: Task, profile: Profile, *, dt: float = 0.004, trouble: Trouble | None = None, seed: int = 0
     ) -> None:
-        self.joints, self.task, self.profile = profile.joints, task, profile
+        self.joints, self.task, self.profile, self.dof = profile.joints, task, profile, len(profile.joints)
         self.model = compile_model(task.xml())
         self.model.opt.timestep = 1 / self.RATE
         self.data = mujoco.MjData(self.model)
@@ -91,9 +91,9 @@ class MujocoArm:
         self._most: Array = np.array([profile.maker[name] for name in RATES]) * (1 + 1e-6)
         self.extra: Array = np.zeros((1, task.extra_size))
         self.aborted = ""
-        self.stop_points: Array = np.zeros((0, ARM_DOF))
+        self.stop_points: Array = np.zeros((0, self.dof))
         start = self.model.qpos0.copy()
-        start[:ARM_DOF], start[ARM_DOF : ARM_DOF + 2] = task.start, task.start_opening / 2
+        start[: self.dof], start[self.dof : self.dof + 2] = task.start, task.start_opening / 2
         self.place(start, self.extra)
 
     def place(self, qpos: Array, extra: Array) -> None:
@@ -101,12 +101,12 @@ class MujocoArm:
         mujoco.mj_resetData(self.model, self.data)
         self.data.qpos[:] = qpos
         self.extra = extra.copy()
-        q = qpos[:ARM_DOF]
-        self.data.ctrl[:ARM_DOF] = q
-        self.data.ctrl[ARM_DOF:] = qpos[ARM_DOF : ARM_DOF + 2]
+        q, fingers = qpos[: self.dof], qpos[self.dof : self.dof + 2]
+        self.data.ctrl[: self.dof] = q
+        self.data.ctrl[self.dof :] = fingers
         self.points: Array = np.tile(q, (4, 1))  # control points, oldest first
         self.played: Array = np.tile(q, (4, 1))  # 1 kHz samples, oldest first
-        self.aborted, self.stop_points, self.opening = "", q[None].copy(), float(qpos[ARM_DOF : ARM_DOF + 2].sum())
+        self.aborted, self.stop_points, self.opening = "", q[None].copy(), float(fingers.sum())
         self._lost = 0  # packets, in a row
         mujoco.mj_forward(self.model, self.data)
         self.states = [self._state()] * (self.trouble.delay + 1)
@@ -116,7 +116,7 @@ class MujocoArm:
             return None
         state = self.states[0]
         if self.trouble.nan:
-            return State(np.full(ARM_DOF, np.nan), state.qd, state.opening, state.torque, state.played)
+            return State(np.full(self.dof, np.nan), state.qd, state.opening, state.torque, state.played)
         return state
 
     def write(self, command: Array, opening: float, stop: Array) -> None:
@@ -141,11 +141,11 @@ class MujocoArm:
             if not self.aborted:
                 self.held, self.aborted = self.played[-2], self._judge()
             if not self.aborted:
-                self.data.ctrl[:ARM_DOF] = q + SERVO_LAG * (q - self.played[-2]) * self.RATE
+                self.data.ctrl[: self.dof] = q + SERVO_LAG * (q - self.played[-2]) * self.RATE
                 if half is not None:
-                    self.data.ctrl[ARM_DOF:] = half
+                    self.data.ctrl[self.dof :] = half
             else:
-                self.data.ctrl[:ARM_DOF] = self.held
+                self.data.ctrl[: self.dof] = self.held
             mujoco.mj_step(self.model, self.data)
         self.states = [*self.states[1:], self._state()]
 
@@ -183,8 +183,8 @@ class MujocoArm:
         return bool(((v > np.maximum(0.0, up) + 1e-6) | (-v > np.maximum(0.0, down) + 1e-6)).any())
 
     def _state(self) -> State:
-        q = self.data.qpos
+        q, n = self.data.qpos, self.dof
         return State(
-            q[:ARM_DOF].copy(), self.data.qvel[:ARM_DOF].copy(), float(q[ARM_DOF : ARM_DOF + 2].sum()),
-            self.data.qfrc_constraint[:ARM_DOF].copy(), self.points[-1].copy(),
+            q[:n].copy(), self.data.qvel[:n].copy(), float(q[n : n + 2].sum()), self.data.qfrc_constraint[:n].copy(),
+            self.points[-1].copy(),
         )  # fmt: skip

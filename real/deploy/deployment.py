@@ -12,6 +12,7 @@ from robopolicy.core.errors import ConfigError
 from robopolicy.core.untrusted import refusing
 from robopolicy.evaluation.policy_ref import PolicyRef, task_of
 from robopolicy.policies.base import Policy
+from robopolicy.real.control.arm_kinematics import check_arm
 from robopolicy.real.control.joint_filter import without
 from robopolicy.real.deploy.deploy_config import DeployConfig
 from robopolicy.real.deploy.simulated_arm import TICK
@@ -44,10 +45,10 @@ class Deployment:
     profile: Profile
 
 
-def limits_of(config: DeployConfig) -> tuple[Profile, float]:
-    """Return the limits in force, and s between commands: over ROS 2 those of the wiring."""
+def limits_of(config: DeployConfig, arm: str = "panda") -> tuple[Profile, float]:
+    """Return the limits in force, and s between commands: those of the profile `arm`, over ROS 2 of the wiring."""
     if config.robot != "mujoco_ros2":
-        return load_profile("panda", **config.settings()), TICK
+        return load_profile(arm, **config.settings()), TICK
     wiring = load_wiring(config.wiring)
     return wiring.profile(**config.settings(wiring.safety)), wiring.tick_s
 
@@ -59,7 +60,6 @@ def prepare(config: DeployConfig, *, seeds: Sequence[int] | None = None) -> Depl
         ConfigError, SpecError, SafetyError: the policy cannot be deployed; says why.
     """
     which, given = config.which, config.task
-    profile, tick = limits_of(config)
     place = PolicyRef.of(config.checkpoint, which, Path())
     task = without(task_of(given, place))
     config = replace(config, task=task)
@@ -67,6 +67,8 @@ def prepare(config: DeployConfig, *, seeds: Sequence[int] | None = None) -> Depl
         env = build(task, "task", num_envs=1, seed=0)
     if not isinstance(env, SimEnv):
         raise ConfigError("deploy: the simulated arm needs a task of the native suite")
+    profile, tick = limits_of(config, env.task.model.limits)
+    check_arm(env.arm, profile)
     policy: Policy | RemotePlanner
     if config.server is None:
         policy, ident = load_policy(config.checkpoint, env=env.spec, which=which), place.ident

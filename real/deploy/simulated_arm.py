@@ -61,7 +61,7 @@ class SimulatedArm:
         self.env, self.dt, self.time = env, dt, 0.0
         put = put if recorder is None else recorder.put
         self.recorder, self.facts = recorder, facts or {}
-        profile = load_profile("panda", **settings)
+        profile = load_profile(env.task.model.limits, **settings)
         self.arm = MujocoArm(env.task, profile, dt=dt, trouble=trouble)
         critic = None if risk is None else RiskCritic.load(risk, profile, dt)
         kind = SafetyChain if put is None else partial(RecordedChain, put=put)

@@ -137,6 +137,8 @@ def stamps_of(wiring: Wiring, clock: ArmClock) -> dict[str, Stamps]:
         "joint_commands": Stamps("joint_commands", clock, most=state, ahead=ahead),
         "features": Stamps("features", clock, most=most["features"]),
     }
+    if "gripper_states" in most:
+        found["gripper_states"] = Stamps("gripper_states", clock, most=most["gripper_states"])
     for key, camera in wiring.cameras.items():
         found[key] = Stamps(key, clock, most=most["images"], latency=camera.latency_s)
     return found

@@ -13,6 +13,7 @@ import torch
 from robopolicy.core.errors import SpecError, closest
 from robopolicy.core.specs import PolicySpec
 from robopolicy.core.types import STATE, TASK, ActionSpec, EnvSpec, Obs
+from robopolicy.real.control.arm_kinematics import kinematics_of
 from robopolicy.real.control.robots import State
 from robopolicy.real.ros2.observation import Arrivals
 from robopolicy.real.ros2.wiring import Wiring
@@ -77,7 +78,7 @@ class NamedJoints(JointPosition):
     """
 
     def __init__(self, spec: ActionSpec, wiring: Wiring, *, dt: float) -> None:
-        super().__init__(1, dt=dt)
+        super().__init__(1, dt=dt, arm=kinematics_of(wiring.profile()))
         self.spec, found = spec, []
         if (spec.reference, spec.rotation) != ("absolute", "joint"):
             found.append(
@@ -103,7 +104,7 @@ class NamedJoints(JointPosition):
         self.order = np.argsort([i if k != spec.gripper else len(index) for k, i in enumerate(index)])[: len(used)]
 
     def command(self, action: Array, tcp: Array, yaw: Array) -> Array:
-        """Servo targets [1 9] for clamped `action` [1 Da]."""
+        """Servo targets [1 n + 2] for clamped `action` [1 Da]."""
         g = self.spec.gripper
         grip = self.grip if g is None else action[:, g]
         if g is not None and self.spec.units[g] == "m":

@@ -34,6 +34,9 @@ class NotFiniteError(SafetyError):
 class StateReader:
     """JointState messages of an arm and its gripper as `State`, in the order of the limits.
 
+    Joints of others are left out. Where the wiring has `gripper_states`, the gripper comes in messages of its own, and
+    a state has the newest opening, NaN before the first one.
+
     Args:
         wiring: names on the wire.
         profile: the arm's, for telling degrees from radians.
@@ -41,16 +44,27 @@ class StateReader:
 
     def __init__(self, wiring: Wiring, profile: Profile) -> None:
         self.wiring, self.profile = wiring, profile
-        self._arm = JointOrder(wiring.joints, extra=tuple(wiring.gripper))
-        self._fingers = JointOrder(tuple(wiring.gripper), extra=wiring.joints)
+        self._joints, self._fingers_of = frozenset(wiring.joints), frozenset(wiring.gripper)
+        self._arm = JointOrder(wiring.joints, extra=None)
+        self._fingers = JointOrder(tuple(wiring.gripper), extra=None)
         self._factors = np.array(list(wiring.gripper.values()))
+        self._apart = wiring.topics["gripper_states"] is not None
+        self.opening = np.nan if self._apart else 0.0  # m
+
+    def has_arm(self, message: JointState) -> bool:
+        """Whether a message is of this arm: it names a joint of it. `read` refuses half an arm."""
+        return not self._joints.isdisjoint(message.name)
+
+    def has_gripper(self, message: JointState) -> bool:
+        """Whether a message names a joint of the gripper."""
+        return not self._fingers_of.isdisjoint(message.name)
 
     def read(self, message: JointState) -> State:
         """Return the state in a message.
 
         Raises:
-            SafetyError: joints are missing, foreign or doubled, velocities are missing, numbers are none or look
-                like degrees, or two joints seem swapped; says which.
+            SafetyError: joints are missing or doubled, velocities are missing, numbers are none or look like degrees,
+                or two joints seem swapped; says which.
         """
         names = list(message.name)
         q = self._arm.arrange(names, message.position)
@@ -65,10 +79,22 @@ class StateReader:
                 bad = self.wiring.joints[int(np.argmax(~np.isfinite(value)))]
                 raise NotFiniteError(f"joint_states: {what} of {bad!r} is not finite")
         self._check_unit(q)
-        opening = float(self._factors @ self._fingers.arrange(names, message.position)) if len(self._factors) else 0.0
-        if not np.isfinite(opening):
-            raise NotFiniteError(f"joint_states: position of {list(self.wiring.gripper)} is not finite")
-        return State(q, qd, opening)
+        if not self._apart:
+            self.read_gripper(message, "joint_states")
+        return State(q, qd, self.opening)
+
+    def read_gripper(self, message: JointState, role: str = "gripper_states") -> float:
+        """Return the opening [m] in a message, 0 without a gripper; states that are read later have it.
+
+        Raises:
+            SafetyError: a joint of the gripper is missing or doubled, or its position is not finite.
+        """
+        if len(self._factors):
+            opening = float(self._factors @ self._fingers.arrange(list(message.name), message.position))
+            if not np.isfinite(opening):
+                raise NotFiniteError(f"{role}: position of {list(self.wiring.gripper)} is not finite")
+            self.opening = opening
+        return self.opening
 
     def _check_unit(self, q: Array) -> None:
         low, high = self.profile.maker["low"] - 0.05, self.profile.maker["high"] + 0.05

@@ -18,7 +18,6 @@ from robopolicy.real.control.joint_order import JointOrder
 from robopolicy.real.control.robots import State
 from robopolicy.real.ros2.wiring import Wiring
 from robopolicy.real.safety.array_ops import Array
-from robopolicy.sim.arm import ARM_DOF
 from robopolicy.sim.env import SimEnv
 
 ARM = ("tcp", "yaw", "tcp_vel", "yaw_rate", "opening", "gripper", "lag")  # groups that follow from the arm's state
@@ -105,8 +104,9 @@ class Observer(Arrivals):
     def __call__(self, state: State) -> Obs:
         """Single frames [1 …]; raises SpecError where something has not come."""
         self.check()
-        self._qpos[0, :ARM_DOF], self._qvel[0, :ARM_DOF] = state.q, state.qd
-        self._qpos[0, ARM_DOF : ARM_DOF + 2] = state.opening / 2
+        n = len(state.q)
+        self._qpos[0, :n], self._qvel[0, :n] = state.q, state.qd
+        self._qpos[0, n : n + 2] = state.opening / 2
         obs, _ = self.env.sense(self._qpos, self._qvel)
         if self.features is not None:
             obs[STATE][0, self._index] = torch.from_numpy(self.features).float()
@@ -120,8 +120,6 @@ def check_robot(spec: PolicySpec, wiring: Wiring) -> None:
         SpecError: all the ways in which it does not.
     """
     found = []
-    if len(wiring.joints) != ARM_DOF:
-        found.append(f"joints: the robot has {len(wiring.joints)}; kinematics for actions are of {ARM_DOF} so far")
     for key, mine in (("base", spec.action.frame), ("tcp", spec.action.tcp)):
         if mine not in (wiring.frames[key], "joint"):
             found.append(f"frames.{key}: the policy acts in {mine!r}, the robot's wiring says {wiring.frames[key]!r}")

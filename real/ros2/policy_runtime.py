@@ -15,6 +15,7 @@ from robopolicy.core.types import BASE_ACTION, IMAGES
 from robopolicy.evaluation.policy_ref import PolicyRef
 from robopolicy.policies.base import Policy, with_bases
 from robopolicy.policies.find import read_spec
+from robopolicy.real.control.arm_kinematics import check_arm
 from robopolicy.real.control.control_loop import ControlLoop
 from robopolicy.real.control.joint_filter import without
 from robopolicy.real.control.joints import ActionDecoder, Ahead
@@ -27,6 +28,7 @@ from robopolicy.real.planning.remote_planner import RemotePlanner
 from robopolicy.real.recording.recorder import PolicyJournal, RecordedChain, Recorder
 from robopolicy.real.recording.records import header_of
 from robopolicy.real.ros2.joint_state_adapter import JointStateObserver, NamedJoints, joint_state_spec
+from robopolicy.real.ros2.joint_states import GRIPPER
 from robopolicy.real.ros2.observation import Observer, check_features, check_robot, one_env
 from robopolicy.real.ros2.remote_arm import PLAYED
 from robopolicy.real.ros2.teleop_keys import RemoteKeys
@@ -86,6 +88,7 @@ class PolicyRuntime:
             env = one_env({**without(config.task), "pictures": False})
             for spec in levels:
                 check_fits(spec, env.spec, ignore=(BASE_ACTION,))
+            check_arm(env.controller.arm, wiring.profile())
             self.observer, self.controller, self.spec = Observer(env, tuple(images)), env.controller, env.spec
         self.names, self.take, self.take_image = self.observer.names, self.observer.take, self.observer.take_image
         check_features(self.names, wiring)
@@ -118,6 +121,7 @@ class PolicyRuntime:
         risk = None if self.config.risk is None else RiskCritic.load(self.config.risk, profile, dt)
         dogs = self.wiring.watchdogs
         inputs = {"features": dogs["features"]} if self.names else {}
+        inputs |= {GRIPPER: dogs[GRIPPER]} if GRIPPER in dogs else {}
         if self.wiring.topics["joint_commands"] is not None:
             inputs[PLAYED] = dogs["state"]  # the same driver sends both
         how: Any = dict(

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from robopolicy.real.safety import SafetyError
 
 ALIVE = 1.0  # s: a publisher that was heard and is silent for longer is gone, whatever the graph says
+MOST = 64  # publishers that share a topic with us
 FORGETS = 20  # s until the graph forgets a publisher that died
 
 
@@ -37,6 +38,7 @@ class Publishers:
         self.role, self.name, self.latched = role, name, latched
         self.heard: dict[bytes, float] = {}  # s of our steady clock, of the newest message of each
         self.owner: bytes | None = None  # the newest while the arm did not run
+        self.others: set[bytes] = set()  # who share the topic, and speak of other things
 
     def take(self, gid: bytes, at: float, running: bool) -> None:
         """Note a message of publisher `gid` that was received at `at` s.
@@ -50,6 +52,11 @@ class Publishers:
         elif gid != self.owner:
             raise PublisherError(self.second())
 
+    def leave(self, gid: bytes | None) -> None:
+        """Note that publisher `gid` has sent a message that is of no concern here."""
+        if gid is not None and len(self.others) < MOST:
+            self.others.add(gid)
+
     def second(self) -> str:
         """Describe a second publisher that speaks while the arm runs."""
         return f"publishers: {self.role}: another one speaks on {self.name!r} than when the arm was started. Stop one"
@@ -57,7 +64,8 @@ class Publishers:
     def problems(self, graph: Sequence[Endpoint], now: float) -> list[str]:
         """List why the arm may not be started: more than one of `graph`, or of those heard lately."""
         silent = {gid for gid, at in self.heard.items() if now - at > ALIVE and not self.latched}
-        nodes = {end.gid: end.node for end in graph if end.gid not in silent}
+        others = self.others - self.heard.keys()
+        nodes = {end.gid: end.node for end in graph if end.gid not in silent and end.gid not in others}
         nodes |= {gid: "unknown" for gid in self.heard if gid not in silent and gid not in nodes and not self.latched}
         known = {end.gid for end in graph}
         self.heard = {gid: at for gid, at in self.heard.items() if gid in known or gid not in silent}

@@ -22,17 +22,18 @@ from std_srvs.srv import Trigger
 from trajectory_msgs.msg import JointTrajectory
 
 from robopolicy.core.types import IMAGES
+from robopolicy.real.control.arm_kinematics import check_arm
 from robopolicy.real.control.robots import MujocoArm
 from robopolicy.real.ros2 import messages
 from robopolicy.real.ros2.cdr import TrajectoryBytes
 from robopolicy.real.ros2.images import image, message_type
 from robopolicy.real.ros2.observation import feature_names, feature_values, one_env
 from robopolicy.real.ros2.qos import profile_of
+from robopolicy.real.ros2.simulated_wiring import SIMULATED
 from robopolicy.real.ros2.spin import run, start, take_priority
 from robopolicy.real.ros2.timeline import Timeline
-from robopolicy.real.ros2.wiring import SIMULATED, Wiring, load_wiring
+from robopolicy.real.ros2.wiring import Wiring, load_wiring
 from robopolicy.real.safety import SafetyError
-from robopolicy.sim.arm import ARM_DOF
 from robopolicy.sim.env import SimEnv
 
 NAME = SIMULATED
@@ -60,7 +61,9 @@ class ArmNode(Node):
             )
         self.env, self.wiring, self.lost, self.lockstep = env, wiring, lost, lockstep
         self.rng = np.random.default_rng(0)
-        self.arm = MujocoArm(env.task, wiring.profile(), dt=wiring.tick_s)
+        profile = wiring.profile()
+        check_arm(env.arm, profile)
+        self.arm = MujocoArm(env.task, profile, dt=wiring.tick_s)
         self.names, self.dt_ns = feature_names(env), wiring.dt_ns
         self._bytes = TrajectoryBytes(wiring.joints, wiring.dt_ns)
         start = time.time_ns() // self.dt_ns
@@ -73,8 +76,8 @@ class ArmNode(Node):
         self._pub = {
             role: self.create_publisher(kind, topic.name, profile_of(topic))
             for role, kind in (
-                ("joint_states", JointState), ("joint_commands", JointState), ("features", JointState),
-                ("diagnostics", DiagnosticArray),
+                ("joint_states", JointState), ("gripper_states", JointState), ("joint_commands", JointState),
+                ("features", JointState), ("diagnostics", DiagnosticArray),
             )
             if (topic := wiring.topics[role]) is not None
         }  # fmt: skip
@@ -179,9 +182,14 @@ class ArmNode(Node):
 
     def _tell(self, tick: int) -> None:
         """Publish where the arm is."""
-        data, size = self.arm.data, ARM_DOF + len(self.wiring.gripper)
-        state = messages.joint_state(self._names, tick * self.dt_ns, data.qpos[:size], data.qvel[:size])
-        self._pub["joint_states"].publish(state)
+        ns, n, q, qd = tick * self.dt_ns, self.arm.dof, self.arm.data.qpos, self.arm.data.qvel
+        size = n + len(self.wiring.gripper)
+        if (topic := self.wiring.topics["gripper_states"]) is not None:
+            if tick % topic.every(self.wiring.tick_s) == 0:
+                fingers = messages.joint_state(tuple(self.wiring.gripper), ns, q[n:size], qd[n:size])
+                self._pub["gripper_states"].publish(fingers)
+            size = n
+        self._pub["joint_states"].publish(messages.joint_state(self._names[:size], ns, q[:size], qd[:size]))
 
     def _film(self, tick: int) -> None:
         """Publish the pictures that are due."""
@@ -210,7 +218,7 @@ class ArmNode(Node):
         level, text = (DiagnosticStatus.ERROR, f"aborted: {aborted}") if aborted else (DiagnosticStatus.OK, "ok")
         values: dict[str, object] = {
             "seed": self.seed, "step": self.step, "success_step": self.success, "aborted": aborted, "why": self.why,
-            "speed": float(np.abs(self.arm.data.qvel[:ARM_DOF]).max()), **self.counts,
+            "speed": float(np.abs(self.arm.data.qvel[: self.arm.dof]).max()), **self.counts,
         }  # fmt: skip
         ns = self.timeline.tick * self.dt_ns
         self._pub["diagnostics"].publish(messages.diagnostics(ns, NAME, self.wiring.limits, level, text, values))

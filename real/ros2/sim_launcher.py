@@ -15,7 +15,8 @@ from robopolicy.real.deploy.simulated_arm import Episode
 from robopolicy.real.ros2 import policy_node, sim_arm_node
 from robopolicy.real.ros2.episode_client import EpisodeClient
 from robopolicy.real.ros2.processes import Process, arm_command, node_command, private_environment, processes
-from robopolicy.real.ros2.wiring import WiringError, load_wiring, simulated_problems
+from robopolicy.real.ros2.simulated_wiring import simulated_problems
+from robopolicy.real.ros2.wiring import WiringError, load_wiring
 from robopolicy.real.safety import SafetyError
 from robopolicy.real.teleoperation.gamepad import PAD_MAP, PAD_POLICY
 from robopolicy.real.teleoperation.keys import Keys
@@ -32,7 +33,7 @@ def run_episodes(deployment: Deployment) -> Iterator[Episode]:
     config = deployment.config
     assert config.task is not None  # prepare() has put it there
     wiring = load_wiring(config.wiring)
-    if problems := simulated_problems(wiring):
+    if problems := simulated_problems(wiring, deployment.env.controller.arm.dof):
         raise WiringError(
             f"wiring={config.wiring}: the simulated arm cannot play it:\n  - " + "\n  - ".join(problems) + "\n"
             "Change a copy of it: docs/ros2.md#try-your-wiring-on-the-simulated-arm"

@@ -20,6 +20,7 @@ from robopolicy.real.control.joint_order import JointOrder
 from robopolicy.real.ros2 import messages
 from robopolicy.real.ros2.clock import StampError
 from robopolicy.real.ros2.images import ImageReader, message_type
+from robopolicy.real.ros2.joint_states import ARM, GRIPPER, JointStates, stamp_of
 from robopolicy.real.ros2.outputs import OnMismatch
 from robopolicy.real.ros2.publishers import ALIVE, Endpoint, PublisherError, Publishers, gid_of, with_info
 from robopolicy.real.ros2.qos import bystanders, mismatches, profile_of, publishers_heard
@@ -67,7 +68,7 @@ class Subscriptions:
         self._refused_at: dict[str, float] = {}  # s of our steady clock, by source
         self._connected: dict[str, Topic] = {}  # topics that we hear, by role
         self._entities: list[Any] = []
-        self._states = messages.StateReader(wiring, arm.chain.profile)
+        self._states = JointStates(wiring, arm)
         self._commands = JointOrder(wiring.joints)
         self._description: str | None = None  # the arm's URDF
         try:
@@ -78,8 +79,11 @@ class Subscriptions:
 
     def _connect(self, on_mismatch: OnMismatch) -> None:
         wiring, inputs = self.wiring, self.inputs
+        for role, handle in ((ARM, self._states.on_state), (GRIPPER, self._states.on_gripper)):
+            wants = partial(self._states.wants, role)
+            self._hear(role, JointState, wiring.topics[role], handle, on_mismatch, wants)
         for role, kind, handle in (
-            ("joint_states", JointState, self._on_state), ("joint_commands", JointState, self._on_commanded),
+            ("joint_commands", JointState, self._on_commanded),
             ("enable", Bool, self._on_enable), ("robot_description", String, self._on_description),
         ):  # fmt: skip
             self._hear(role, kind, wiring.topics[role], handle, on_mismatch)
@@ -93,9 +97,13 @@ class Subscriptions:
             self._hear(key, message_type(camera), camera, handle, on_mismatch)
 
     def _hear(
-        self, role: str, kind: type, topic: Topic | None, handle: Callable[[Any, float], None], on_mismatch: OnMismatch
-    ) -> None:
-        """Subscribe; a refusal of `handle` is remembered until a message of that role is accepted."""
+        self, role: str, kind: type, topic: Topic | None, handle: Callable[[Any, float], None], on_mismatch: OnMismatch,
+        wants: Callable[[Any], bool] = lambda _: True,
+    ) -> None:  # fmt: skip
+        """Subscribe; a refusal of `handle` is remembered until a message of that role is accepted.
+
+        Messages that `wants` does not take are of others, who may share the topic.
+        """
         if topic is None:
             return
         name = self.node.resolve_topic_name(topic.name)
@@ -105,6 +113,9 @@ class Subscriptions:
         def take(message: Any, info: Any) -> None:
             self.handled += 1
             at = self._received(info)
+            if not wants(message):
+                publishers.leave(gid_of(info))
+                return
             try:
                 self._of_one(publishers, gid_of(info), at)
                 handle(message, at)
@@ -168,10 +179,11 @@ class Subscriptions:
         now, dogs = time.monotonic(), self.wiring.watchdogs
         for role in [r for r, at in self._refused_at.items() if not now - at <= ALIVE]:
             self.refused.pop(role, None)  # keys come rarely, and one wrong one must not block a reset for good
-        found += [*self.refused.values(), *self._undescribed()]
+        found += [*self.refused.values(), *self._undescribed(), *self._states.unheard(list(self._heard))]
         for publishers in self._publishers.values():
             found += publishers.problems(self._graph(publishers.role), now)
         patience = {"features": dogs["features"], **dict.fromkeys(self.inputs.cameras, dogs["images"])}
+        patience |= {GRIPPER: dogs[GRIPPER]} if GRIPPER in dogs else {}
         for role, topic in self._connected.items():
             if role not in patience or role in self.refused:
                 continue
@@ -208,25 +220,17 @@ class Subscriptions:
         self._entities, self._connected = [], {}
 
     # -- messages ---------------------------------------------------------------------------------------------------
-    def _on_state(self, message: JointState, at: float) -> None:
-        try:
-            state = self._states.read(message)
-        except messages.NotFiniteError:
-            self.arm.on_unreadable()
-            raise
-        self.arm.on_state(state, _seconds(message), at)
-
     def _on_commanded(self, message: JointState, at: float) -> None:
         q = self._commands.arrange(list(message.name), message.position)
-        self.arm.on_commanded(q, _seconds(message), at, alone=message.header.frame_id == messages.ALONE)
+        self.arm.on_commanded(q, stamp_of(message), at, alone=message.header.frame_id == messages.ALONE)
 
     def _on_features(self, message: JointState, at: float) -> None:
-        self.arm.stamps["features"].take(_seconds(message), at)
+        self.arm.stamps["features"].take(stamp_of(message), at)
         self.inputs.take(list(message.name), message.position)
         self.arm.hear("features", at)
 
     def _on_image(self, key: str, reader: ImageReader, message: Image | CompressedImage, at: float) -> None:
-        self.arm.stamps[key].take(_seconds(message), at)
+        self.arm.stamps[key].take(stamp_of(message), at)
         self.inputs.take_image(key, reader.read(message))
         self.arm.hear(key, at)
 
@@ -244,8 +248,3 @@ class Subscriptions:
 
     def _on_enable(self, message: Bool, at: float) -> None:
         self.arm.on_enable(bool(message.data), at)
-
-
-def _seconds(message: JointState | Image | CompressedImage) -> float:
-    """Return the stamp of a message in s."""
-    return messages.to_ns(message.header.stamp) * 1e-9

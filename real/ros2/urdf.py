@@ -5,15 +5,13 @@ Read from `robot_description`, which every ROS driver publishes, or from a file.
 
 from __future__ import annotations
 
-import math
-import xml.etree.ElementTree as ElementTree
 from collections.abc import Sequence
 
 from robopolicy.core.errors import closest
+from robopolicy.real.arms.urdf import Urdf, UrdfJoint, read_urdf
 from robopolicy.real.safety.errors import SafetyError
 from robopolicy.real.safety.profile import Profile
 
-LARGEST = 2**24  # characters: meshes are not in it
 TOLERANCE = 1e-4  # rad, rad/s: descriptions are rounded
 
 
@@ -28,58 +26,40 @@ def check_urdf(profile: Profile, text: str, names: Sequence[str] | None = None) 
     Raises:
         SafetyError: names every joint that does not fit, and how.
     """
-    if len(text) > LARGEST or "<!DOCTYPE" in text or "<!ENTITY" in text:
-        raise SafetyError(f"urdf: expected at most {LARGEST} characters of XML without DOCTYPE and ENTITY")
-    try:
-        root = ElementTree.fromstring(text)
-    except (ElementTree.ParseError, ValueError, RecursionError, MemoryError) as error:  # ValueError: lone surrogates
-        raise SafetyError(f"urdf: not readable as XML ({str(error)!a})") from error
-    joints = {str(j.get("name")): j for j in root.iter("joint") if j.find("parent") is not None}
-    parent_of = {_link(j, "child"): name for name, j in joints.items()}
+    robot = read_urdf(text)
     problems, before = [], ""
     for i, name in enumerate(names or profile.joints):
-        if (joint := joints.get(name)) is None:
-            problems.append(f"{name}: is not in it. {closest(name, list(joints))}")
+        if (joint := robot.joints.get(name)) is None:
+            problems.append(f"{name}: is not in it. {closest(name, list(robot.joints))}")
             continue
-        if joint.get("type") != "revolute":
-            problems.append(f"{name}: expected a revolute joint, found {joint.get('type')!r}")
-        if before and before not in _ancestors(name, joints, parent_of):
+        if joint.type != "revolute":
+            problems.append(f"{name}: expected a revolute joint, found {joint.type!r}")
+        if before and before not in _ancestors(joint, robot):
             problems.append(f"{name}: does not come after {before}; the limits are of a chain in this order")
         before = name
-        problems += _limits(name, joint, profile, i)
+        problems += _limits(joint, profile, i)
     if problems:
-        raise SafetyError(
-            f"urdf of {root.get('name')!r} and limits of {profile.robot!r}:\n  - " + "\n  - ".join(problems)
-        )
+        raise SafetyError(f"urdf of {robot.name!r} and limits of {profile.robot!r}:\n  - " + "\n  - ".join(problems))
 
 
-def _limits(name: str, joint: ElementTree.Element, profile: Profile, i: int) -> list[str]:
-    limit = joint.find("limit")
-    if limit is None:
-        return [f"{name}: has no <limit>"]
+def _limits(joint: UrdfJoint, profile: Profile, i: int) -> list[str]:
     found = []
-    for key, ours, sign in (
-        ("lower", profile.low[i], -1.0), ("upper", profile.high[i], 1.0), ("velocity", profile.velocity[i], 1.0),
+    for key, ours, theirs, sign, unit in (
+        ("lower", profile.low[i], joint.lower, -1.0, "rad"), ("upper", profile.high[i], joint.upper, 1.0, "rad"),
+        ("velocity", profile.velocity[i], joint.velocity, 1.0, "rad/s"),
     ):  # fmt: skip
-        try:
-            theirs = float(limit.get(key, "0"))
-        except ValueError:
-            theirs = math.nan
-        if not sign * ours <= sign * theirs + TOLERANCE:
-            unit = "rad/s" if key == "velocity" else "rad"
-            found.append(f"{name}: {key} is {theirs:g} {unit}, the limits go to {ours:g}; tighten the safety settings")
+        if not sign * ours <= sign * theirs + TOLERANCE:  # NaN: it has none
+            found.append(
+                f"{joint.name}: {key} is {theirs:g} {unit}, the limits go to {ours:g}; tighten the safety settings"
+            )
     return found
 
 
-def _link(joint: ElementTree.Element, end: str) -> str:
-    element = joint.find(end)
-    return "" if element is None else str(element.get("link"))
-
-
-def _ancestors(name: str, joints: dict[str, ElementTree.Element], parent_of: dict[str, str]) -> list[str]:
-    """Joints from `name` to the root; a description that goes in circles ends where it began."""
+def _ancestors(joint: UrdfJoint, robot: Urdf) -> list[str]:
+    """Joints from `joint` to the root."""
     found: list[str] = []
-    while (above := parent_of.get(_link(joints[name], "parent"))) is not None and above not in found:
-        found.append(above)
-        name = above
+    above = robot.above(joint.parent)
+    while above is not None:
+        found.append(above.name)
+        above = robot.above(above.parent)
     return found

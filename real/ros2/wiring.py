@@ -21,8 +21,12 @@ from robopolicy.real.safety.decision import Patience
 from robopolicy.real.safety.profile import FOLDER as PROFILES
 
 FOLDER = Path(configs.__file__).parent / "robots"
-SIMULATED, SIMULATED_JOINTS = "mujoco_arm", 7  # node and joints of the simulated arm
-WATCHED = {"state": ("joint_states", "joint_commands"), "features": ("features",), "enable": ("enable",)}  # and images
+WATCHED = {
+    "state": ("joint_states", "joint_commands"),
+    "features": ("features",),
+    "enable": ("enable",),
+    "gripper_states": ("gripper_states",),
+}  # and images
 
 
 class _Frames(TypedDict):
@@ -32,6 +36,7 @@ class _Frames(TypedDict):
 
 class _Topics(TypedDict):
     joint_states: Topic
+    gripper_states: NotRequired[Topic | None]
     joint_commands: Topic | None
     robot_description: Topic | None
     features: Topic | None
@@ -55,6 +60,7 @@ class _Watchdogs(TypedDict):
     features: _Patience
     images: _Patience
     enable: _Patience
+    gripper_states: NotRequired[_Patience]
 
 
 _Short = Annotated[float, pydantic.Field(ge=0.0, le=0.1)]
@@ -62,7 +68,7 @@ _Short = Annotated[float, pydantic.Field(ge=0.0, le=0.1)]
 
 @pydantic.with_config(STRICT)
 class WiringFile(TypedDict):
-    """A wiring file. All keys but `safety` must be given; null stands for a topic that the robot lacks."""
+    """A wiring file. All keys but `safety` and `gripper_states` must be given; null: a topic that the robot lacks."""
 
     limits: str
     safety: NotRequired[dict[str, Any]]
@@ -157,6 +163,7 @@ def load_wiring(name: str) -> Wiring:
 def parse(data: Any, where: str = "wiring", folder: Path = Path()) -> Wiring:
     """Build a wiring from YAML values, checked; a path in `limits` is relative to `folder`. See `load_wiring`."""
     found: Any = checked(WiringFile, data, where, error=WiringError)
+    found["topics"].setdefault("gripper_states", None)
     file = _limits_file(found["limits"], where, folder)
     safety = found.get("safety", {})
     try:
@@ -193,6 +200,8 @@ def _problems(wiring: Wiring, joints: list[str]) -> Iterator[str]:
         yield f"joints: one name on the wire stands for two joints: {list(names)}"
     if moved := [n for i, n in enumerate(names) if n in expected and expected.index(n) != i]:
         yield f"joints: {moved[0]!r} stands for another joint than the limits call so"
+    if wiring.topics["gripper_states"] is not None and not wiring.gripper:
+        yield "topics.gripper_states: expected null, as `gripper` names no joint; or name its joints there"
     if shared := set(wiring.gripper) & set(names):
         yield f"gripper: {sorted(shared)} are joints of the arm"
     topics = [camera.name for camera in wiring.cameras.values()]
@@ -206,34 +215,17 @@ def _problems(wiring: Wiring, joints: list[str]) -> Iterator[str]:
     yield from _watchdog_problems(wiring)
 
 
-def simulated_problems(wiring: Wiring) -> list[str]:
-    """List why the simulated arm of `robot=mujoco_ros2` cannot play a wiring, with the change that helps."""
-    found, out = [], wiring.output
-    if (out.type, out.points) != ("trajectory", "control"):
-        found.append(
-            f"topics.trajectory: it plays control points alone: set type: trajectory and points: control, found type "
-            f"{out.type!r} with points {out.points!r}"
-        )
-    for role, driver in (("trajectory", out), ("gripper", wiring.grip)):
-        if driver is not None and driver.node not in ("", SIMULATED):
-            found.append(f"topics.{role}.node: leave it out, as its node is {SIMULATED!r}; found {driver.node!r}")
-    if wiring.topics["joint_commands"] is None:
-        found.append("topics.joint_commands: name a topic, with depth: 50: it says what it plays; found null")
-    if wiring.topics["robot_description"] is not None:
-        found.append("topics.robot_description: set null: no URDF describes it")
-    if wiring.grip is None:
-        found.append("topics.gripper: name a topic: its fingers take an opening; found null")
-    if len(wiring.joints) != SIMULATED_JOINTS:
-        found.append(f"limits: its arm has {SIMULATED_JOINTS} joints, these limits {len(wiring.joints)}")
-    return found
-
-
 def _watchdog_problems(wiring: Wiring) -> Iterator[str]:
     """Name watchdogs that never fire, or that fire between two messages that are on time."""
     watched = {dog: {f"topics.{role}": wiring.topics[role] for role in roles} for dog, roles in WATCHED.items()}
     watched["images"] = {f"cameras.{key}": way for key, way in wiring.cameras.items()}
     for dog, ways in watched.items():
-        patience = wiring.watchdogs[dog]
+        if (patience := wiring.watchdogs.get(dog)) is None:
+            if any(ways.values()):
+                yield f"watchdogs.{dog}: expected seconds for hold or fault, as topics.{dog} has messages of its own"
+            continue
+        if dog == "gripper_states" and not any(ways.values()):
+            yield f"watchdogs.{dog}: expected none, as there is no topics.{dog}: the arm would be held for good"
         shortest = min(patience.slow, patience.hold, patience.fault)
         if shortest == math.inf:
             yield f"watchdogs.{dog}: expected seconds for slow, hold or fault, found none"

@@ -26,12 +26,15 @@ def model_of(profile: Profile) -> mujoco.MjModel:
     }
     chain = f'<site name="tcp" pos="{_numbers(k["tcp"])}"/>'
     for i in reversed(range(len(profile.joints))):
-        quat = (1, k["turns"][i], 0, 0) if k["turns"][i] else (1, 0, 0, 0)
+        if "turns" in k:
+            turned = f'quat="{_numbers((1, k["turns"][i], 0, 0) if k["turns"][i] else (1, 0, 0, 0))}"'
+        else:
+            turned = f'euler="{_numbers(k["rpy"][i])}"'
         chain = (
-            f'<body pos="{_numbers(k["offsets"][i])}" quat="{_numbers(quat)}"><joint axis="0 0 1"/>'
+            f'<body pos="{_numbers(k["offsets"][i])}" {turned}><joint axis="0 0 1"/>'
             f'<inertial mass="1" pos="0 0 0" diaginertia="1 1 1"/>{shapes.get(i + 1, "")}{chain}</body>'
         )
-    xml = f"<mujoco><compiler angle='radian'/><worldbody>{shapes.get(0, '')}{chain}</worldbody></mujoco>"
+    xml = f"<mujoco><compiler angle='radian' eulerseq='XYZ'/><worldbody>{shapes.get(0, '')}{chain}</worldbody></mujoco>"
     return mujoco.MjModel.from_xml_string(xml)
 
 
@@ -93,6 +96,7 @@ def space_violations(commands: Array, profile: Profile, dt: float, *, poses: int
         mujoco.mj_comPos(model, data)
         mujoco.mj_jacSite(model, data, jac[:3], jac[3:], site)
         bad["tcp_speed"] += bool(np.linalg.norm(tips[1] - tips[0]) / h > s.tcp_speed + 1e-6)
+        jac[:3] /= profile.data["kinematics"].get("length", 1.0)
         bad["singularity"] += bool(np.linalg.cond(jac) > s.condition * (1 + 1e-6))
         if s.workspace is not None:
             bad["workspace"] += bool(((tips[1] < s.workspace.low) | (tips[1] > s.workspace.high)).any())

@@ -19,7 +19,7 @@ from robopolicy.core.errors import closest
 from robopolicy.core.untrusted import read_json
 from robopolicy.real.safety.array_ops import Array
 from robopolicy.real.safety.errors import SafetyError
-from robopolicy.real.safety.kinematics import KinematicChain
+from robopolicy.real.safety.kinematics import KinematicChain, rotation
 from robopolicy.real.safety.profile_data import check_data
 from robopolicy.real.safety.settings import MAX_TRACKING_ERROR, Settings, Vector, settings_of
 
@@ -137,7 +137,15 @@ class Profile:
     @cached_property
     def chain(self) -> KinematicChain:
         k = self.data["kinematics"]
-        return KinematicChain(*(np.array(k[name], dtype=np.float64) for name in ("offsets", "turns", "tcp")))
+        offsets, tcp = (np.array(k[name], dtype=np.float64) for name in ("offsets", "tcp"))
+        if "turns" in k:
+            return KinematicChain(offsets, np.array(k["turns"], dtype=np.float64), tcp)
+        return KinematicChain(offsets, np.zeros(len(offsets)), tcp, np.ascontiguousarray(rotation(k["rpy"])))
+
+    @property
+    def length(self) -> float:
+        """m that count as much as a radian in the condition of the Jacobian: about the arm's reach."""
+        return float(self.data["kinematics"].get("length", 1.0))
 
     @cached_property
     def capsules(self) -> tuple[Capsule, ...]:

@@ -36,8 +36,10 @@ class _Edge(_Range):
 
 class _Kinematics(_Model):
     offsets: tuple[Vector, ...]
-    quarter_turns: tuple[Literal[-1, 0, 1], ...] = pydantic.Field(alias="turns")
+    quarter_turns: tuple[Literal[-1, 0, 1], ...] | None = pydantic.Field(alias="turns", default=None)
+    rpy: tuple[Vector, ...] | None = None  # rad, fixed axes, as URDF has them
     tcp: Vector
+    length: Annotated[float, pydantic.Field(ge=0.05, le=10.0)] = 1.0  # m, as in `Profile.length`
 
 
 class _Capsule(pydantic.BaseModel):
@@ -75,7 +77,11 @@ class _Data(_Model):
         sized: dict[str, Any] = {name: getattr(self, name) for name in _BY_JOINT}
         sized |= {f"{name}.range": row for name, r in ranges.items() for row in r.range}
         sized |= {} if edge is None else {"offset": edge.offset, "deceleration": edge.deceleration}
-        sized |= {"kinematics.offsets": k.offsets, "kinematics.turns": k.quarter_turns}
+        if (k.quarter_turns is None) == (k.rpy is None):
+            given = "neither" if k.rpy is None else "both"
+            raise ValueError(f"kinematics: expected `turns` or `rpy`, the rotation before each joint, found {given}")
+        sized |= {"kinematics.offsets": k.offsets}
+        sized |= {"kinematics.turns": k.quarter_turns} if k.rpy is None else {"kinematics.rpy": k.rpy}
         if wrong := [name for name, values in sized.items() if len(values) != n]:
             raise ValueError(f"{wrong[0]}: expected one entry a joint, {n}, found {len(sized[wrong[0]])}")
         if wrong := [name for name, r in ranges.items() if not all(a < b for a, b in zip(*r.range, strict=True))]:

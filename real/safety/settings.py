@@ -54,7 +54,7 @@ class Settings:
         workspace: box for the tool, or None.
         planes: half-spaces (a table) and keep_out: boxes that no link but the tool's fingers may come near.
         scene_distance, self_distance: m, between capsules and the scene, and one another.
-        condition: of the Jacobian (m and rad as they are); beyond it the arm is near a singularity.
+        condition: of the Jacobian (rad, and m or the profile's `length`); beyond it the arm is near a singularity.
         reference_clip: rad, how far the command may run ahead of the measured joints.
         tracking_error: rad, ε of the claim; beyond it the arm does not follow its commands. None: as far as
             `scene_distance` reaches by the arm's levers (real/safety/tracking.py), and MAX_TRACKING_ERROR.

@@ -13,7 +13,7 @@ from robopolicy.real.safety.path import Here, Inequalities, Path
 
 
 class Singularity:
-    """Condition number of the Jacobian (metres and radians as they are) stays below `limit`.
+    """Condition number of the Jacobian (in radians, and in lengths of the profile) stays below `limit`.
 
     Singular values change no faster than the Jacobian's norm, which a path's joint travel bounds; so a few samples do.
     """
@@ -21,8 +21,10 @@ class Singularity:
     name = "singularity"
 
     def __init__(self, body: Body, limit: float, samples: int = 8) -> None:
-        self.limit, self.samples, arm = limit, samples, body.tcp_reach.copy()
-        arm[-1] = np.hypot(*body.profile.chain.tcp[:2])
+        length = body.profile.length
+        self._scale = None if length == 1.0 else np.array([1 / length] * 3 + [1.0] * 3)  # of the Jacobian's columns
+        self.limit, self.samples, arm = limit, samples, body.tcp_reach / length
+        arm[-1] = np.hypot(*body.profile.chain.tcp[:2]) / length
         n, index = len(arm), np.arange(len(arm))
         # [n]: how fast the Jacobian's norm changes per radian of each joint, at most (see `_away`).
         self._rates = np.sqrt([np.square(arm[np.maximum(i, index)]).sum() + (n - 1 - i) for i in range(n)])
@@ -31,12 +33,15 @@ class Singularity:
     def margin(self, path: Path) -> Array:
         """Without unit: limit · smallest − largest singular value; ∞ where ≥ 0 is certain without them."""
         out, s = np.empty(len(path.c)), path.samples
-        _condition(path.pose.jacobian, s.travel, self._rates, s.first, self.samples, self.limit, out)
+        _condition(self._scaled(path.pose.jacobian), s.travel, self._rates, s.first, self.samples, self.limit, out)
         return out
 
     def rows(self, here: Here) -> Inequalities | None:
         g, h = here.room(1)
-        return here.brake(g, h, int(_away(here.jacobian, self.limit, g[0], h)), extra=0.0)
+        return here.brake(g, h, int(_away(self._scaled(here.jacobian), self.limit, g[0], h)), extra=0.0)
+
+    def _scaled(self, jac: Array) -> Array:
+        return jac if self._scale is None else jac * self._scale
 
 
 @njit(cache=True, nogil=True)
@@ -65,10 +70,14 @@ def _condition(jac: Array, travel: Array, rates: Array, first: Ints, samples: in
 
 @njit(cache=True, nogil=True)
 def _spread(jac: Array, change: float, limit: float) -> float:
-    """limit · smallest − largest singular value of `jac` [n k], changed by up to `change`; ∞ where surely positive."""
-    if _surely(jac, change, limit):
+    """limit · smallest − largest singular value of `jac` [n k], changed by up to `change`; ∞ where surely positive.
+
+    An arm of fewer than six joints has as many values as joints: of the tool's motions, it makes those alone.
+    """
+    tall = jac if jac.shape[0] >= jac.shape[1] else np.ascontiguousarray(jac.T)
+    if _surely(tall, change, limit):
         return np.inf
-    values = singular_values(jac.copy())
+    values = singular_values(tall.copy())
     return limit * (values.min() - change) - (values.max() + change)
 
 
@@ -144,18 +153,24 @@ def _away(jac: Array, limit: float, gradient: Array, room: Array) -> bool:
 
     Its gradient by qᵢ is uᵀ·∂J/∂qᵢ·w, with unit vectors u of the tool's and w of the joints' motion.
     """
-    turned = jac.copy()
+    n, size = jac.shape
+    turned = jac.copy() if n >= size else np.ascontiguousarray(jac.T)
     values = singular_values(turned)
     least, floor = values.argmin(), values.max() / limit
     smallest = values[least]
     if smallest > 3 * floor:
         return False
-    n, size = jac.shape
-    w = turned[:, least] / max(smallest, 1e-12)
-    u = np.zeros(size)
-    for k in range(size):
+    w, u = np.zeros(n), np.zeros(size)
+    if n >= size:
+        w[:] = turned[:, least] / max(smallest, 1e-12)
+        for k in range(size):
+            for i in range(n):
+                u[k] += jac[i, k] * w[i] / max(smallest, 1e-12)
+    else:
+        u[:] = turned[:, least] / max(smallest, 1e-12)
         for i in range(n):
-            u[k] += jac[i, k] * w[i] / max(smallest, 1e-12)
+            for k in range(size):
+                w[i] += jac[i, k] * u[k] / max(smallest, 1e-12)
     gradient[:] = 0.0
     for i in range(n):
         for k in range(n):

@@ -7,7 +7,7 @@ explores. Liu et al. call this reflow; there the teacher is a flow, here any pol
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -53,7 +53,7 @@ class Distill(BC):
         if isinstance(teacher, ChunkDenoiser) and _same(policy.normalizer, teacher.normalizer):
             _take_over(policy.encoder, teacher.encoder)
         super().__init__(policy, **options)
-        action = policy.spec.action
+        action, self.normalizer = policy.spec.action, policy.normalizer
         self.limits = torch.tensor([action.low, action.high], device=policy.times.device)
 
     def loss(self, batch: dict[str, Any]) -> tuple[Tensor, Metrics]:
@@ -85,7 +85,7 @@ class Distill(BC):
             given[:, 0] = noise
         obs = {key: batch[key] for key in self.teacher.spec.observation}
         chunk = self.teacher.act(obs, noise=given).clamp(*self.limits)
-        return cast(FlowPolicy, self.model).normalizer.normalize(ACTION, chunk)
+        return self.normalizer.normalize(ACTION, chunk)
 
 
 def _misfits(student: Policy, teacher: Policy) -> list[str]:

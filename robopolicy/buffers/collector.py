@@ -46,7 +46,8 @@ class Rollout(NamedTuple):
     success: list[float]  # of the episodes that ended
     steps: int  # primitive steps taken, over all envs
     info: dict[str, float]  # means of the env's `info`, and `act_s`, `env_s`: seconds of policy and env
-    ended_at: Sequence[int] = ()  # step of each of `success`
+    elapsed: list[int]  # primitive steps from the starts of these episodes to the end of the rollout
+    ended_at: Sequence[int] = ()  # row of the rollout in which each of these episodes ended
 
 
 class RolloutCollector:
@@ -65,12 +66,14 @@ class RolloutCollector:
         )  # fmt: skip
         self.reads_images = any(key.startswith(IMAGES) for key in self.reads.observation)
         self.records: list[Record] = []  # of the rollout under way
+        self.age = torch.zeros(env.num_envs, dtype=torch.int64, device=env.device)  # [N] steps of the episode so far
         self.obs: Obs = {}
 
     def reset(self) -> None:
         """Start new episodes in all envs."""
         self.obs = self.env.reset()
         self.queue.reset()
+        self.age.zero_()
 
     def collect(self, length: int) -> Rollout:
         """Take `length` primitive steps in every env.
@@ -83,8 +86,7 @@ class RolloutCollector:
         reward = torch.zeros(shape, device=self.env.device)
         terminated, truncated, valid = (torch.zeros_like(planned) for _ in range(3))
         finals: list[Obs] = []
-        success: list[float] = []
-        ended_at: list[int] = []
+        success, elapsed, ended_at = list[float](), list[int](), list[int]()
         sums: dict[str, float] = {}
         steps, self.records = 0, []
         for t in range(length):
@@ -98,11 +100,14 @@ class RolloutCollector:
             check_finite(step, self.spec.action.names)
             reward[t], terminated[t], truncated[t], valid[t] = step.reward, step.terminated, step.truncated, step.valid
             steps += int(step.steps.sum())
+            self.age += step.steps
             if bool(step.ended.any()):
                 if bool(step.truncated.any()):
                     finals.append({k: v[step.truncated] for k, v in newest(step.next_obs, self.spec).items()})
                 success += step.success[step.ended & step.valid].float().tolist()
+                elapsed += (self.age[step.ended & step.valid] + length - 1 - t).tolist()
                 ended_at += [t] * (len(success) - len(ended_at))
+                self.age[step.ended] = 0
                 self.queue.reset(step.ended)
             self.obs = step.obs
             for key, value in step.info.items():
@@ -116,7 +121,7 @@ class RolloutCollector:
         info = {k: v / length for k, v in sums.items()}
         info |= {"env_s": env_s, "act_s": time.perf_counter() - began - env_s}
         ends = (terminated, truncated, valid)
-        return Rollout(record, planned, reward, *ends, final_obs, last_obs, success, steps, info, ended_at)
+        return Rollout(record, planned, reward, *ends, final_obs, last_obs, success, steps, info, elapsed, ended_at)
 
     def _plan(self, obs: Obs, rows: Tensor, noise: Tensor | None) -> Tensor:
         assert noise is not None
@@ -125,7 +130,8 @@ class RolloutCollector:
         return chunk
 
     def state_dict(self) -> dict[str, Any]:
-        return {"env": self.env.state_dict(), "executor": self.queue.state_dict(), "obs": self.obs}  # type: ignore[attr-defined]
+        env = self.env.state_dict()  # type: ignore[attr-defined]
+        return {"env": env, "executor": self.queue.state_dict(), "obs": self.obs, "age": self.age}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.env.load_state_dict(state["env"])  # type: ignore[attr-defined]
@@ -134,3 +140,4 @@ class RolloutCollector:
             return
         self.queue.load_state_dict(state["executor"])
         self.obs = state["obs"]
+        self.age = state.get("age", self.age).to(self.age.device).clone()  # older checkpoints have none

@@ -22,7 +22,7 @@ def candidates(line: str) -> list[str]:
     name = next((n for n in (" ".join(words[:2]), " ".join(words[:1])) if n in VERBS), "")
     if not name:
         begun = " ".join([*words, last])
-        return [n.split()[len(words)] for n in VERBS if n.startswith(begun)]
+        return list(dict.fromkeys(n.split()[len(words)] for n in VERBS if n.startswith(begun)))
     verb, (key, equals, value) = find_verb(name), last.partition("=")
     if last.startswith("-") or not verb.config:
         return [option for option in OPTIONS if option.startswith(last)]

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from robopolicy.config.instantiate import build
 from robopolicy.config.schema import Count, Fraction, Node
 from robopolicy.datasets.demonstrations import RecordedDemos, record_demos
 from robopolicy.runs.logger import Tracker
+from robopolicy.sim.suites.replay import record_replays
 from robopolicy.utils.threads import set_threads
 
 
@@ -16,6 +18,7 @@ def demos(
     out: Path,
     task: Node,
     expert: Node,
+    source: Path | None = None,
     episodes: Count = 100,
     expert_noise: Fraction = 0.0,
     only_success: bool = True,
@@ -32,6 +35,7 @@ def demos(
         out: directory of the dataset.
         task: node of the task.
         expert: node of the expert.
+        source: a suite's own HDF5 file, whose episodes are run again in place of an expert (ManiSkill, LIBERO).
         episodes: number of demonstrations to keep.
         expert_noise: 0: the expert at its best; 1: between one success in two and one in fourteen, by task.
         only_success: keep successful episodes alone.
@@ -43,6 +47,13 @@ def demos(
         threads: of torch; None: torch's choice.
     """
     set_threads(threads)
+    if source is not None:
+        env = build(task, "task", num_envs=1, seed=seed)
+        how: dict[str, Any] = {"only_success": only_success, "cameras": cameras, "overwrite": overwrite}
+        recording = record_replays(env, source, out, episodes=episodes, **how)
+        print(f"{recording.episodes} demonstrations, {recording.frames} frames in {recording.path} "
+              f"({recording.successes} of {recording.attempted} in {source.name} succeeded again)")  # fmt: skip
+        return recording
     env = build(task, "task", num_envs=min(num_envs, 4 * episodes), seed=seed)
     shown = build(expert, "expert", env=env, expert_noise=expert_noise)
     recording = record_demos(

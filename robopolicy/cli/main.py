@@ -14,11 +14,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from robopolicy.cli.run_verb import call
 from robopolicy.cli.verbs import OPTIONS, VERBS, find_verb
-from robopolicy.config.verb import Verb
 from robopolicy.core.errors import RobopolicyError, UsageError, closest
-
-_RUNS = {"train": "run_dir", "quickstart": "out"}  # verbs that own a directory with one config for life
 
 _USAGE = """usage: robopolicy <verb> [key=value ...] [--help] [--cfg]
 
@@ -27,6 +25,7 @@ _USAGE = """usage: robopolicy <verb> [key=value ...] [--help] [--cfg]
 options, after the verb:
   --help              groups, their options, and all keys with their defaults
   --cfg               print the resolved configuration and stop
+  --multirun          train once for each combination of values: seed=0,1 algo.tau=0.005,0.01
   --config-dir DIR    further config groups of your own (DIR/task/mine.yaml → task=mine); repeatable
   --allow MODULE      let configs name what your own module registers; repeatable
   --debug             show a traceback where there would be a message
@@ -103,16 +102,24 @@ def _run(name: str, arguments: list[str]) -> int:
         from robopolicy.config.compose import check_paths
         from robopolicy.config.registry import allow
 
-        if verb.config and not (options.help or options.cfg):  # before the import of the user's code, which is slow
+        runs = not (options.help or options.cfg or options.multirun)
+        if verb.config and runs:  # before the import of the user's code, which is slow
             check_paths(compose(verb, overrides, config_dirs=options.config_dir, checked=False))
         sys.path.insert(0, str(Path.cwd()))  # a package beside the user, not installed
         for module in options.allow:
             allow(module)
     if options.help:
         from robopolicy.config.help import verb_help
+        from robopolicy.config.sweeps import first_job
 
+        if options.multirun:
+            overrides = first_job(overrides, options.config_dir)
         print(verb_help(verb, overrides, options.config_dir))
         return 0
+    if options.multirun:
+        from robopolicy.cli.sweep import sweep
+
+        return sweep(verb, overrides, config_dirs=options.config_dir, show=options.cfg)
     if not verb.config:
         return int(verb.load()(overrides))
     config = compose(verb, overrides, config_dirs=options.config_dir, checked=not options.cfg)
@@ -123,49 +130,6 @@ def _run(name: str, arguments: list[str]) -> int:
         return 0
     call(verb, config)
     return 0
-
-
-def call(verb: Verb, config: dict[str, Any]) -> Any:
-    """Call a verb with a composed and checked config; a training becomes a run that can be resumed.
-
-    A folder that a verb made, and in which nothing came of its start, is removed.
-    """
-    from robopolicy.config.compose import check_paths
-    from robopolicy.config.instantiate import arguments_for
-
-    check_paths(config)
-    function = verb.load()
-    arguments = arguments_for(function, config, f"`{verb.name}`", UsageError)
-    folder = next((arguments[k] for k in ("run_dir", "out", "record") if isinstance(arguments.get(k), Path)), Path())
-    from robopolicy.runs.run_dir import has_checkpoint, has_stage, open_run, removed_if_nothing_came
-
-    if "WORLD_SIZE" in os.environ:
-        from robopolicy.utils import ranks
-
-        if ranks.expected() > 1:
-            return _call_rank(verb, function, arguments, config)
-    with removed_if_nothing_came(folder):
-        if verb.name not in _RUNS:
-            return function(**arguments)
-        begun = has_stage if verb.name == "quickstart" else has_checkpoint
-        with open_run(arguments[_RUNS[verb.name]], config, begun=begun):
-            return function(**arguments)
-
-
-def _call_rank(verb: Verb, function: Any, arguments: dict[str, Any], config: dict[str, Any]) -> Any:
-    """Train as one of the processes that torchrun started."""
-    if verb.name != "train":
-        raise UsageError(f"`{verb.name}` works in one process; torchrun starts several for `train` alone.")
-    from robopolicy.runs.run_dir import has_checkpoint, open_run, removed_if_nothing_came
-    from robopolicy.training.ranked import joined
-    from robopolicy.utils import ranks
-
-    with joined(config):
-        if ranks.rank():
-            return function(**arguments)
-        run_dir = arguments[_RUNS[verb.name]]
-        with removed_if_nothing_came(run_dir), open_run(run_dir, config, begun=has_checkpoint):
-            return function(**arguments)
 
 
 def invoke(name: str, *overrides: str, config_dirs: Sequence[Path] = (), **settings: Any) -> Any:
@@ -185,6 +149,7 @@ def _options() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("-h", "--help", action="store_true")
     parser.add_argument("--cfg", action="store_true")
+    parser.add_argument("-m", "--multirun", action="store_true")
     parser.add_argument("--debug", action="store_true")
     parser.add_argument("--config-dir", action="append", default=[], type=Path)
     parser.add_argument("--allow", action="append", default=[])

@@ -16,6 +16,7 @@ from robopolicy.cli.main import invoke
 from robopolicy.config.schema import Count, Fraction, Natural, Node
 from robopolicy.datasets.metadata import recorded
 from robopolicy.evaluation.compare import Comparison, format_p
+from robopolicy.runs.logger import grouped
 
 
 def quickstart(
@@ -56,7 +57,8 @@ def quickstart(
             overwrite=recorded(data) == "part",
         ),
     )  # fmt: skip
-    common: dict[str, Any] = {"dataset": data, "task": task, "seed": seed, "threads": threads, "tracker": tracker}
+    shown = grouped(tracker, out.resolve().name)
+    common: dict[str, Any] = {"dataset": data, "task": task, "seed": seed, "threads": threads, "tracker": shown}
     stages.run(
         "imitation", "a diffusion policy learns from them",
         lambda: invoke("train", "algo=bc", f"loop.steps={bc_steps}", run_dir=base, **common),

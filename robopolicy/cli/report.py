@@ -1,14 +1,19 @@
-"""`robopolicy report`: write one self-contained page about runs."""
+"""`robopolicy report`: write one self-contained page about a run, several, or a sweep."""
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import Any
 
 from robopolicy.config.instantiate import build
 from robopolicy.config.schema import Count, Node, Positive
-from robopolicy.core.errors import ConfigError, RobopolicyError
+from robopolicy.core.errors import ConfigError, DataError, RobopolicyError
+from robopolicy.core.untrusted import read_json
 from robopolicy.reporting.html_report import write_report
+from robopolicy.reporting.settings import grouped, read_members, runs_below
+from robopolicy.reporting.sweep_page import write_sweep_report
+from robopolicy.runs.run_dir import PROVENANCE
 from robopolicy.utils.threads import set_threads
 
 
@@ -18,17 +23,20 @@ def report(
     out: Path | None = None,
     title: str = "",
     max_video_mib: Positive = 16.0,
+    pooled: bool | None = None,
     world_model_report: Node | None = None,
     threads: Count | None = None,
 ) -> Path:
-    """Write a self-contained page about one run or several.
+    """Write a self-contained page about one run or several, or about the settings of a sweep.
 
     Args:
         world_model_report: node of the report on runs of a world model or in imagination; None: without it.
-        run_dir: run directory, or several.
+        run_dir: run directory, or several; the folder of a sweep stands for the runs in it.
         out: file of the page; None: report.html in the first run directory.
         title: of the page.
         max_video_mib: bound of all films in the page, MiB.
+        pooled: pool training seeds for each setting; None: for a sweep, and for several runs of which some share a
+            setting.
         threads: of torch; None: torch's choice.
     """
     set_threads(threads)
@@ -40,10 +48,30 @@ def report(
             f"run_dir={recordings[0]}: expected the folder of a training run, found recordings of a deployment. "
             f"`robopolicy replay recording={recordings[0]}` reports on them"
         )
+    below = [path for run in runs for path in runs_below(run) or [run]]
+    place = out or runs[0] / "report.html"
+    if pooled or (pooled is None and (below != runs or _share_settings(runs))):
+        return _write_pooled(below, place, title, runs[0] if below != runs else None)
+    runs = below
     if world_model_report is not None:
         _write_world_model_reports(world_model_report, runs)
-    path = write_report(runs, out or runs[0] / "report.html", title=title, max_video_mib=max_video_mib)
+    path = write_report(runs, place, title=title, max_video_mib=max_video_mib)
     print(f"report: {path}")
+    return path
+
+
+def _share_settings(runs: list[Path]) -> bool:
+    """Return whether some of more than two runs differ in their training seed alone."""
+    return len(runs) > 2 and any(len({m.seed for m in part}) > 1 for part in grouped(read_members(runs)).values())
+
+
+def _write_pooled(runs: list[Path], out: Path, title: str, sweep: Path | None) -> Path:
+    command = ""
+    if sweep is not None and not (sweep / PROVENANCE).is_symlink():
+        with contextlib.suppress(DataError):  # A page is most useful after a failure.
+            command = str(read_json(sweep / PROVENANCE, error=DataError).get("command", ""))
+    path, figures = write_sweep_report(runs, out, title=title, command=command)
+    print(f"{figures.text()}\nreport: {path}")
     return path
 
 

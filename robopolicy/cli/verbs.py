@@ -64,6 +64,18 @@ VERBS = {
             "a new folder where it says record=",
         ),
         Verb(
+            "arm new",
+            "limits and wiring of an arm of your own, from its URDF",
+            "robopolicy.real.arms.new:arm_new",
+            _RESTARTS,
+        ),
+        Verb(
+            "arm check",
+            "a wiring and its limits against the running arm",
+            "robopolicy.real.arms.check:arm_check",
+            _RESTARTS,
+        ),
+        Verb(
             "serve",
             "a policy for arms on other machines",
             "robopolicy.real.planning.server:serve",
@@ -83,11 +95,18 @@ VERBS = {
             "was; the same command with overwrite=true starts again and replaces it",
         ),
         Verb(
+            "data import",
+            "a LeRobot dataset of others: fetch, convert, say what its actions mean",
+            "robopolicy.datasets.importing:data_import",
+            _RESTARTS,
+        ),
+        Verb(
             "data check",
             "every defect of a dataset, by episode and frame",
             "robopolicy.datasets.inspect:data_check",
             _RESTARTS,
         ),
+        Verb("data view", "an episode in LeRobot's viewer", "robopolicy.datasets.view:data_view", _RESTARTS),
         Verb("export", "a checkpoint for LeRobot's commands", "robopolicy.policies.lerobot.export:export", _RESTARTS),
         Verb(
             "quickstart",
@@ -104,7 +123,7 @@ VERBS = {
         ),
     )
 }
-OPTIONS = ("--help", "--cfg", "--config-dir", "--allow", "--debug")
+OPTIONS = ("--help", "--cfg", "--multirun", "--config-dir", "--allow", "--debug")
 
 
 def find_verb(name: str) -> Verb:

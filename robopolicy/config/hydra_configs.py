@@ -52,7 +52,7 @@ def hydra_config(verb: str, overrides: Sequence[str], config_dirs: Sequence[Path
         _check_groups(verb, groups, folders)
         text = _first_line(error).replace("Ambiguous value for argument", "several values given in")
         if "several values" in text:
-            text += "; one run takes one value. A list is written key=[a,b]."
+            text += "; one run takes one value. A list is written key=[a,b]; --multirun trains once for each."
         raise UsageError(f"config: {text}") from error
 
 

@@ -34,6 +34,10 @@ class RankError(RobopolicyError):
     """A process of a training by torchrun is missing, or works with another config or code."""
 
 
+class TrackerError(RobopolicyError):
+    """wandb or TensorBoard cannot start in the mode that was asked for."""
+
+
 def closest(name: str, known: Iterable[str], n: int = 3) -> str:
     """Return a sentence with the known names closest to `name`, for the end of an error message."""
     known = sorted(known)

@@ -20,6 +20,7 @@ from robopolicy.core.types import ENV_STATE, IMAGES, STATE, TASK, ActionSpec
 from robopolicy.datasets import frame_checks
 from robopolicy.datasets.checks import Array, Defect, raise_defects
 from robopolicy.datasets.hdf5.convert import find_hdf5, inspect_hdf5
+from robopolicy.datasets.importing import mending_command
 from robopolicy.datasets.parquet import number, whole
 from robopolicy.datasets.source import INFO_FILE, DatasetInfo, resolve_action_spec
 from robopolicy.datasets.spans import FilmBlock, blocks_of, check_blocks, check_rows, check_spans, read_episodes
@@ -55,6 +56,8 @@ def data_check(*, dataset: Path, saturated: Fraction = 0.5, shown: Count = 50, t
     print(f"{dataset}: {source.info.total_frames} frames at {source.fps:g} Hz, no defects in {columns}")
     if source.repeats_state:
         print(f"{ENV_STATE} repeats {STATE}: read once")
+    if source.meta is None and "action" in source.columns:
+        print(f"It does not say what its actions mean, which training needs to know: {mending_command(source)}")
 
 
 def inspect(source: DatasetInfo, *, saturated: float = 0.5) -> list[Defect]:

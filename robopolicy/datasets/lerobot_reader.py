@@ -45,10 +45,12 @@ def annotate_dataset(
     action_spec: ActionSpec,
     rename: Mapping[str, str] | None = None,
     outcomes: Literal["recorded", "success"] = "recorded",
+    inferred: Mapping[str, str] | None = None,
 ) -> None:
     """Write once, in `meta/robopolicy.json`, how to read a dataset that robopolicy did not record.
 
     The command line can then train on it. Nothing else in the dataset changes. Arguments: see `load_episodes`.
+    `inferred`: fields of `action_spec` that were inferred, and why; written down beside it.
 
     Raises:
         DataError: not a LeRobot v3 dataset, one with a link out of its folder, robopolicy recorded it itself, or the
@@ -64,7 +66,7 @@ def annotate_dataset(
     RecordingMeta(
         action=action_spec, dt=1.0 / source.fps, tasks=task_texts(source),
         observation=tuple({**source.offered, TASK: None}), complete=True, rename=dict(rename or {}), outcomes=outcomes,
-        provenance={"annotated": True},
+        provenance={"annotated": True, "inferred": dict(inferred or {})},
     ).save(path)  # fmt: skip
 
 

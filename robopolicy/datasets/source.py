@@ -20,11 +20,8 @@ from robopolicy.datasets.metadata import META_FILE, RESTORE, RecordingMeta
 
 INFO_FILE = Path("meta") / "info.json"
 _GIVE_SPEC = (
-    "It was not recorded by robopolicy, so nothing says what its actions mean. Say it once with "
-    "robopolicy.datasets.lerobot_reader.annotate_dataset(path, action_spec=ActionSpec(names=…, units=…, low=…, "
-    "high=…, frame=…, "
-    "tcp=…, rotation=…, reference=…, gripper=…, gripper_meaning=…)), or pass action_spec= whenever it is loaded; "
-    "docs/bring_your_own/dataset.md shows how."
+    "Nothing says what its actions mean. Say it once: `robopolicy data import dataset={root}` infers what it can and "
+    "asks for the rest. In Python pass action_spec= whenever it is loaded; docs/bring_your_own/dataset.md shows how."
 )
 _RESTORE = "Restore meta/info.json from a copy, or record again"
 # Stands for a value that is unusable, so that a check can go on with the others.
@@ -114,7 +111,7 @@ class DatasetInfo:
 
     def has_film(self, key: str) -> bool:
         """Return whether column `key` is a video whose files can be named."""
-        return self.columns[key].dtype == "video" and self.info.video_path is not None and _is_plain(key)
+        return self.columns[key].dtype == "video" and self.info.video_path is not None and is_plain(key)
 
     def film(self, key: str, chunk: int, file: int) -> Path:
         """Return the video file of camera `key` (the dataset's name)."""
@@ -124,6 +121,11 @@ class DatasetInfo:
 def _read_info(path: Path) -> tuple[Info, frozenset[str], list[Defect]]:
     """Return the file's content, its unusable top-level keys, and their defects."""
     file = path / INFO_FILE
+    if str(path).startswith("hub:"):
+        raise DataError(
+            f"dataset={path}: is not on this machine. Fetch it: robopolicy data import dataset={path} "
+            f"out=data/{path.name.partition('@')[0]}"
+        )
     if not file.exists():
         killed = sorted(path.parent.glob(f".{path.name}.recording-*"))
         hint = (
@@ -136,8 +138,8 @@ def _read_info(path: Path) -> tuple[Info, frozenset[str], list[Defect]]:
     version = data.get("codebase_version")
     if isinstance(version, str) and not version.startswith("v3."):
         raise DataError(
-            f"{path}: LeRobot format {version}, expected v3.x. Convert it: "
-            "python -m lerobot.scripts.convert_dataset_v21_to_v30 --repo-id=…"
+            f"{path}: LeRobot format {version}, expected v3.x. Convert it (from v2.1): "
+            f"robopolicy data import dataset={path} out={path}_v3"
         )
     try:
         return Info.model_validate(data), frozenset(), []
@@ -154,7 +156,7 @@ def _read_info(path: Path) -> tuple[Info, frozenset[str], list[Defect]]:
 def _feature(key: str, column: Column, video_path: str | None) -> Feature:
     """Return the feature that a column offers; raises ValueError where it is none that can be read."""
     if column.is_picture:
-        if column.dtype == "video" and not _is_plain(key):
+        if column.dtype == "video" and not is_plain(key):
             raise ValueError("expected a name without / \\ and .., which a film's path is made of")
         if column.dtype == "video" and video_path is None:
             raise ValueError("is a video, and video_path says nothing of where it lies")
@@ -165,7 +167,7 @@ def _feature(key: str, column: Column, video_path: str | None) -> Feature:
     return Feature(column.shape, "float32" if column.dtype.startswith("float") else column.dtype, names)
 
 
-def _is_plain(key: str) -> bool:
+def is_plain(key: str) -> bool:
     """Return whether a name leads nowhere else as part of a path."""
     return "/" not in key and "\\" not in key and ".." not in key
 
@@ -188,7 +190,8 @@ def resolve_action_spec(source: DatasetInfo, given: ActionSpec | None) -> Action
     if not column.is_number:
         raise DataError(f"{source.root}: action: expected numbers, found dtype {column.dtype!r}")
     if spec is None:
-        raise DataError(f"{source.root}: action_spec is missing. {_GIVE_SPEC} Its action names are {column.names}.")
+        how = _GIVE_SPEC.format(root=source.root)
+        raise DataError(f"{source.root}: action_spec is missing. {how} Its action names are {column.names}.")
     if column.shape != (spec.dim,):
         raise DataError(
             f"{source.root}: action has shape {column.shape}, action_spec has {spec.dim} dimensions {spec.names}"

@@ -110,7 +110,8 @@ def tracking() -> None:
 
     import wandb
 
-    from robopolicy.runs.logger import Tracker, auto_mode
+    from robopolicy.runs.logger import Tracker
+    from robopolicy.runs.wandb_run import auto_mode
 
     mode = os.environ.get("WANDB_MODE") or auto_mode(wandb)
     os.environ["WANDB_MODE"] = "offline"

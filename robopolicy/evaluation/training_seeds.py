@@ -21,7 +21,7 @@ from robopolicy.evaluation.statistics import Interval, crossed_bootstrap
 from robopolicy.utils.atomic import write_atomically
 
 _LEVEL = 0.95
-_ENOUGH = 10  # training seeds; the interval of fewer is too narrow
+ENOUGH = 10  # training seeds; the interval of fewer is too narrow
 
 
 @dataclass(frozen=True, repr=False)
@@ -40,18 +40,13 @@ class PooledComparison:
 
     @property
     def verdict(self) -> str:
-        if self.difference.low <= 0.0 <= self.difference.high:
-            return "no difference shown: the interval holds 0"
-        ahead = self.b if self.difference.value > 0 else self.a
-        if self.caution:
-            return f"{ahead} was ahead in these trainings: the interval does not hold 0"
-        return f"{ahead} is better: the interval does not hold 0"
+        return verdict(self.difference, self.a, self.b, len(self.seeds))
 
     @property
     def caution(self) -> str:
         """Return the limit of the interval, or "" where there are enough training seeds."""
-        few = len(self.seeds) < _ENOUGH
-        return f"Of fewer than {_ENOUGH} training seeds this interval is too narrow: report each line too." * few
+        few = len(self.seeds) < ENOUGH
+        return f"Of fewer than {ENOUGH} training seeds this interval is too narrow: report each line too." * few
 
     def text(self) -> str:
         """Return one line for each training seed, the pooled difference and its verdict as plain text."""
@@ -119,6 +114,20 @@ def compare_pooled(
     table = np.array([[own[s] for s in a[0].seeds] for own in outcomes], dtype=np.float64)  # [2 S, E]
     difference = crossed_bootstrap(table[len(a) :] - table[: len(a)], level=_LEVEL)
     return PooledComparison(*(names or common_names(called)), found, difference)
+
+
+def verdict(difference: Interval, a: str, b: str, seeds: int) -> str:
+    """Say which algorithm is better; with too few training seeds only which was ahead.
+
+    Args:
+        difference: of B to A. seeds: training seeds of each.
+    """
+    if difference.low <= 0.0 <= difference.high:
+        return "no difference shown: the interval holds 0"
+    ahead = b if difference.value > 0 else a
+    if seeds < ENOUGH:
+        return f"{ahead} was ahead in these trainings: the interval does not hold 0"
+    return f"{ahead} is better: the interval does not hold 0"
 
 
 def check_lengths(a: int, b: int) -> None:

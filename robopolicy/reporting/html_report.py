@@ -168,21 +168,24 @@ def _meta(runs: Sequence[Run], evaluations: Sequence[Evaluation]) -> list[str]:
     ]  # fmt: skip
 
 
+_KINDS = ("regression", "improvement", "pair", "failure", "other", "success")  # in the order of the page
+
+
 class Tile(NamedTuple):
     """One film of the page."""
 
-    kind: str  # pair | failure | success | other
+    kind: str  # one of _KINDS
+    pair: bool  # two policies side by side
     outcomes: list[str]
     caption: str
     data: str  # the file in base64
 
 
 def films(videos: Sequence[Video], *, max_bytes: int) -> tuple[list[Tile], str]:
-    """Return the films that fit into `max_bytes`, pairs and failures first, and a sentence about the others."""
+    """Return the films that fit into `max_bytes`, regressions first, and a sentence about the others."""
 
     def rank(video: Video) -> int:
-        kinds = ["pair", "failure", "other", "success"]
-        return kinds.index(_kind(video)) if _kind(video) in kinds else kinds.index("other")
+        return _KINDS.index(_kind(video))
 
     # In turns over the folders, so that a tight budget does not spend itself on one policy's films.
     ordered: list[Video] = []
@@ -202,6 +205,7 @@ def films(videos: Sequence[Video], *, max_bytes: int) -> tuple[list[Tile], str]:
         tiles.append(
             Tile(
                 kind=_kind(video),
+                pair=video.kind == "pair",
                 outcomes=[o for o in video.outcome.split(" | ") if o],
                 caption=" · ".join(part for part in (video.label, which) if part),
                 data=base64.b64encode(video.path.read_bytes()).decode(),
@@ -214,4 +218,6 @@ def films(videos: Sequence[Video], *, max_bytes: int) -> tuple[list[Tile], str]:
 
 
 def _kind(video: Video) -> str:
-    return "pair" if video.kind == "pair" else video.outcome or "other"
+    if video.kind == "pair":
+        return {"success | failure": "regression", "failure | success": "improvement"}.get(video.outcome, "pair")
+    return video.outcome if video.outcome in _KINDS else "other"

@@ -2,32 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
-
-import torch
 
 from robopolicy.config.instantiate import build, open_arguments, value_of
 from robopolicy.config.schema import TARGET
 from robopolicy.core.errors import ConfigError
 from robopolicy.core.protocols import Shareable
-from robopolicy.core.rng import episode_seeds
-from robopolicy.core.types import BASE_ACTION, Metrics, VecEnv
+from robopolicy.core.types import BASE_ACTION, VecEnv
 from robopolicy.datasets.compatibility import check_same_data, check_same_world
 from robopolicy.datasets.episodes import Episodes
 from robopolicy.datasets.lerobot_reader import load_episodes
 from robopolicy.envs.grouped_env import GroupedEnv
 from robopolicy.envs.wrap_for import wrap_for
-from robopolicy.evaluation.rollout import evaluate
 from robopolicy.policies.base import Policy
-from robopolicy.training.ranked import gather_episodes
 from robopolicy.training.train_config import TrainConfig
+from robopolicy.training.validation import Validation
 from robopolicy.utils import ranks
 
 _GATE_EVALUATIONS = 8  # number of evaluations by a gate, where `loop.eval_every` is not given
-_EVAL_ENVS = 100  # envs that validation episodes are run in; outcomes do not depend on it
-
-Evaluation = Callable[[Policy, int], Metrics]
 
 
 # --- envs ------------------------------------------------------------------------------------------------------------
@@ -86,31 +78,14 @@ def wrap_env(config: TrainConfig, env: VecEnv, policy: Policy, teacher: Policy |
     return wrap_for(policy, grouped, teacher=teacher)
 
 
-def build_evaluation(config: TrainConfig) -> Evaluation | None:
-    """Build the evaluation on the validation episodes, the same ones at every step; None without a task.
-
-    Rows of every evaluation are saved as `evaluations/<step>.parquet`. The global random state is unchanged. Each rank
-    runs a part of the episodes, and has the metrics of all.
-    """
+def build_evaluation(config: TrainConfig) -> Validation | None:
+    """Build the evaluation on the validation episodes; None without a task."""
     if config.task is None or config.validation_episodes < 1:
         return None
-    task, seeds = config.task, episode_seeds("validation", 0, config.validation_episodes)
-    own = seeds[ranks.own_part(len(seeds))]
-    envs: list[VecEnv] = []  # made at the first evaluation
-
-    def score(policy: Policy, step: int) -> Metrics:
-        if not envs:
-            envs.append(build(task, "task", num_envs=max(1, min(_EVAL_ENVS, len(own))), seed=0))
-        with torch.random.fork_rng():
-            rows = gather_episodes(evaluate(policy, envs[0], own, policy_id=f"step_{step}"))
-        if not ranks.rank():
-            rows.save(config.run_dir / "evaluations" / f"{step:09d}.parquet")
-        return rows.metrics()
-
-    return score
+    return Validation(config.task, episodes=config.validation_episodes, run_dir=config.run_dir)
 
 
-def build_gate(config: TrainConfig, *, algo: Any, env: VecEnv, evaluation: Evaluation | None) -> tuple[Any, int]:
+def build_gate(config: TrainConfig, *, algo: Any, env: VecEnv, evaluation: Validation | None) -> tuple[Any, int]:
     """Build the gate of an imagined env, which replaces the evaluation, and its interval in env steps.
 
     The true task is evaluated only where `loop.eval_every` is given, and its result is only logged.

@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 
 from robopolicy.core.protocols import Checkpoints, LogsMetrics
 from robopolicy.core.types import Metrics, VecEnv
+from robopolicy.training.started_episodes import StartedEpisodes
 from robopolicy.utils import ranks
 
 _log = logging.getLogger(__name__)
@@ -73,6 +74,8 @@ class RegressionMonitor:
 class LoopState:
     """Counters of a loop; each loop adds the objects that are saved beside them.
 
+    `success`: metrics of StartedEpisodes, over the newest 100.
+
     `advice`: possible remedies where training makes the policy worse, see RegressionMonitor.
     """
 
@@ -85,6 +88,7 @@ class LoopState:
     saved: int = -1  # env step of the latest checkpoint
     best: float = -1.0  # `checkpoint_score` of the best evaluation
     recent: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT))  # success of the newest episodes
+    started: StartedEpisodes = field(default_factory=lambda: StartedEpisodes(RECENT))
     monitor: RegressionMonitor = field(init=False)
 
     def __post_init__(self) -> None:
@@ -92,27 +96,33 @@ class LoopState:
 
     @property
     def success(self) -> Metrics:
-        """`success`, mean of the newest 100 training episodes, once so many have ended.
+        return self.started.metrics
 
-        The first to end are the short ones, which are successes; before any has ended the rate would read 0.
+    def add_episodes(self, success: list[float], elapsed: list[int], env: VecEnv) -> None:
+        """Account for the training episodes that ended.
+
+        Args:
+            elapsed: primitive steps of one env since the start of each.
         """
-        return {"success": sum(self.recent) / RECENT} if len(self.recent) == RECENT else {}
-
-    def add_episodes(self, success: list[float], env: VecEnv) -> None:
-        """Account for the training episodes that ended."""
+        now = self.steps / (env.num_envs * ranks.count())
+        for outcome, since in zip(success, elapsed, strict=True):
+            self.started.add(outcome, counts_at=now - since + env.spec.horizon)
+        self.started.advance(now)
         self.recent.extend(success)
         self.monitor.add(success, steps=self.steps, env=env)
 
     def state_dict(self) -> dict[str, Any]:
         return {
             "steps": self.steps, "train_s": self.train_s, "result": self.result, "evaluated": self.evaluated,
-            "best": self.best,
+            "best": self.best, "started": self.started.state_dict(),
         }  # fmt: skip
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.steps = self.saved = int(state["steps"])
         self.train_s, self.evaluated = float(state["train_s"]), int(state["evaluated"])
         self.result, self.best = dict(state["result"]), float(state["best"])
+        if "started" in state:  # older checkpoints have none
+            self.started.load_state_dict(state["started"])
 
 
 def evaluate_and_save(

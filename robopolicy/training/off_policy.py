@@ -18,6 +18,7 @@ from robopolicy.core.protocols import Checkpoints, LogsMetrics, OffPolicy
 from robopolicy.core.types import IMAGES, Metrics, Obs, Step, VecEnv
 from robopolicy.datasets.episodes import Episodes
 from robopolicy.envs.wrappers import ChunkQueue, request_images
+from robopolicy.runs.log_window import interval
 from robopolicy.training.contract import check_algorithm
 from robopolicy.training.loop_state import Evaluate, due, evaluate_and_save, next_due, solved
 from robopolicy.training.off_policy_state import OffPolicyState
@@ -45,7 +46,7 @@ def off_policy(
     rollout_fraction: Fraction = 0.25,
     eval_every: Natural = 0,
     save_every: Natural = 10_000,
-    log_every: Count = 1_000,
+    log_every: Count | None = None,
     stop_success: Fraction | None = None,
     seed: int = 0,
 ) -> Metrics:
@@ -65,7 +66,7 @@ def off_policy(
         total_steps: primitive env steps over all envs, at most. eval_every: env steps between evaluations; 0: none.
         save_every: env steps between checkpoints. batch_size: transitions of an update.
         demo_fraction: share of every batch from `demos`. rollout_fraction: share of every batch from `rollouts`.
-        log_every: env steps between log entries.
+        log_every: env steps between log entries; None: a twentieth of `total_steps`, at most 1,000.
 
     Returns:
         `steps`, `train_s` (seconds of collecting and learning), the last evaluation's metrics, and `train_diverged`
@@ -81,6 +82,7 @@ def off_policy(
             f"loop.warmup_steps={warmup_steps} leaves nothing of loop.total_steps={total_steps} to learn in. "
             "Lower the first or raise the second."
         )
+    log_every = log_every or interval(total_steps, most=1_000)
     online = replay(num_envs=env.num_envs, spec=algo.policy.spec, horizon=env.spec.horizon)
     state = OffPolicyState(algo=algo, collector=OffPolicyCollector(algo, env), replay=online)
     recorded = {"demo_fraction": (demos, demo_fraction)} if demos is not None else {}
@@ -139,6 +141,7 @@ class OffPolicyCollector:
         self.every_image = torch.full((env.num_envs,), reads_images, device=env.device)
         self.obs: Obs = {}  # [N To ...] to act on next
         self.features: Obs = {}  # [N ...] replay features of `obs`
+        self.age = torch.zeros(env.num_envs, dtype=torch.int64, device=env.device)  # [N] steps of the episode so far
 
     def start(self, obs: Obs, features: Obs | None = None) -> None:
         """Act on `obs` [N To ...] next.
@@ -153,6 +156,7 @@ class OffPolicyCollector:
     def reset(self) -> None:
         """Start new episodes in all envs."""
         self.queue.reset()
+        self.age.zero_()
         self.start(self.env.reset())
 
     def collect(self, *, warmup: bool) -> tuple[Obs, Step]:
@@ -189,12 +193,15 @@ class OffPolicyCollector:
 
     def state_dict(self) -> dict[str, Any]:
         env = self.env.state_dict()  # type: ignore[attr-defined]
-        return {"env": env, "player": self.queue.state_dict(), "obs": self.obs, "frame": self.features}
+        return {
+            "env": env, "player": self.queue.state_dict(), "obs": self.obs, "frame": self.features, "age": self.age,
+        }  # fmt: skip
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.env.load_state_dict(state["env"])  # type: ignore[attr-defined]
         self.queue.load_state_dict(state["player"])
         self.start(state["obs"], state.get("frame"))
+        self.age = state.get("age", self.age).to(self.age.device).clone()  # older checkpoints have none
 
 
 def collect(state: OffPolicyState, *, warmup: bool) -> int:
@@ -207,8 +214,12 @@ def collect(state: OffPolicyState, *, warmup: bool) -> int:
     for key, value in step.info.items():
         state.sums[key] = state.sums.get(key, 0.0) + float(value.float().mean())
     state.rounds += 1
+    age = state.collector.age
+    age += step.steps
     if bool((ended := step.ended).any()):
-        state.add_episodes(step.success[ended & step.valid].float().tolist(), state.collector.env)
+        counted = ended & step.valid
+        state.add_episodes(step.success[counted].float().tolist(), age[counted].tolist(), state.collector.env)
+        age[ended] = 0
     return taken
 
 

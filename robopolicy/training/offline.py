@@ -13,6 +13,7 @@ from robopolicy.core.untrusted import refusing
 from robopolicy.datasets.batches import Batches
 from robopolicy.datasets.episodes import Episodes
 from robopolicy.policies.base import Policy
+from robopolicy.runs.log_window import LogWindow, interval
 from robopolicy.training.contract import check_algorithm
 
 
@@ -25,7 +26,7 @@ def offline(
     seed: int,
     tracker: LogsMetrics,
     checkpointer: Checkpoints,
-    log_every: Count = 100,
+    log_every: Count | None = None,
     save_every: Natural = 2_000,
     evaluate: Callable[[Policy, int], Metrics] | None = None,
     evaluate_every: Natural = 0,
@@ -39,7 +40,8 @@ def offline(
 
     Args:
         evaluate: called with `algo.policy` and step every `evaluate_every` steps; its numbers are logged under `eval/`.
-        steps: number of updates. batch_size: windows of an update. log_every: updates between log entries.
+        steps: number of updates. batch_size: windows of an update.
+        log_every: updates between log entries; None: a twentieth of `steps`, at most 100.
         save_every: updates between checkpoints. evaluate_every: updates between evaluations; 0: none.
 
     Returns:
@@ -53,30 +55,26 @@ def offline(
         precompute_features=policy.precompute_features, shared=True,
     )  # fmt: skip
     state = checkpointer.latest()
-    step, sums, means, best = 0, {}, {}, -1.0  # best: success rate of the best evaluation
+    step, best, window = 0, -1.0, LogWindow(log_every or interval(steps, most=100))  # best: success rate
     if state is not None:
         with refusing("checkpoint: state.json"):
-            step, sums, means = int(state["step"]), dict(state["sums"]), dict(state["means"])
-            best = float(state["best"])
+            step, best = int(state["step"]), float(state["best"])
+            window.load_state_dict(state)
             algo.load_state_dict(state["algo"])
     with tracker.progress(steps, "offline") as progress:
         progress.update(step)
         while step < steps:
             seed_generators(step_seed(seed, step), device)
             with batches.drawing():
-                found = algo.update(batches[step])
-            for name, value in found.items():
-                sums[name] = sums.get(name, 0.0) + value
-            step, better = step + 1, False
-            if step % log_every == 0:
-                means, sums = {name: total / log_every for name, total in sums.items()}, {}
-                tracker.log({f"train/{name}": value for name, value in means.items()}, step)
-            progress.update(step, **means)
+                metrics, better = algo.update(batches[step]), False
+            step += 1
+            window.add(metrics, step, tracker)
+            progress.update(step, **window.means)
             if evaluate is not None and evaluate_every and step % evaluate_every == 0:
                 result = evaluate(algo.policy, step)
                 tracker.log({f"eval/{name}": value for name, value in result.items()}, step)
                 best, better = max(best, result["success_rate"]), result["success_rate"] >= best
             if (save_every and step % save_every == 0) or step == steps or better or checkpointer.requested:
-                state = {"step": step, "algo": algo.state_dict(), "sums": sums, "means": means, "best": best}
+                state = {"step": step, "algo": algo.state_dict(), "best": best, **window.state_dict()}
                 checkpointer.save(step, policy=algo.policy, state=state, best=better)
-    return {**means, "steps": step, "wall_s": time.perf_counter() - began}
+    return {**window.means, "steps": step, "wall_s": time.perf_counter() - began}

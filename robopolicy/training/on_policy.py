@@ -120,7 +120,7 @@ class OnPolicyState(LoopState):
     def add(self, rollout: Rollout, *, seconds: float) -> None:
         """Account for a rollout that was learned from, and for the seconds that it took."""
         self.done, self.steps, self.train_s = self.done + 1, self.steps + rollout.steps, self.train_s + seconds
-        self.add_episodes(rollout.success, self.collector.env)
+        self.add_episodes(rollout.success, rollout.elapsed, self.collector.env)
 
     def state_dict(self) -> dict[str, Any]:
         collector = join_rows(self.collector.state_dict(), self.collector.env.num_envs)
@@ -142,11 +142,13 @@ def count_over_ranks(rollout: Rollout) -> Rollout:
     """Replace episodes, steps and info of a rollout by those of all ranks, in the order of one rank with all envs."""
     if ranks.count() == 1:
         return rollout
-    ended, steps = list(zip(rollout.ended_at, rollout.success, strict=True)), ranks.total(torch.tensor(rollout.steps))
+    ended = list(zip(rollout.ended_at, rollout.success, rollout.elapsed, strict=True))
     episodes = sorted((episode for part in ranks.gather(ended) for episode in part), key=lambda episode: episode[0])
+    success, elapsed = [episode[1] for episode in episodes], [episode[2] for episode in episodes]
+    steps = int(ranks.total(torch.tensor(rollout.steps)))
     values = ranks.total(torch.tensor(list(rollout.info.values()), dtype=torch.float64)) / ranks.count()
     info = dict(zip(rollout.info, values.tolist(), strict=True))
-    return rollout._replace(success=[success for _, success in episodes], steps=int(steps), info=info)
+    return rollout._replace(success=success, elapsed=elapsed, steps=steps, info=info)
 
 
 def log(state: OnPolicyState, tracker: LogsMetrics, metrics: Metrics, clock: list[float]) -> None:

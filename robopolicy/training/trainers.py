@@ -9,7 +9,7 @@ from robopolicy.config.schema import TARGET
 from robopolicy.core.types import Metrics
 from robopolicy.policies.base import Policy
 from robopolicy.runs.checkpointer import Checkpointer
-from robopolicy.runs.logger import Tracker
+from robopolicy.runs.logger import Axis, Tracker
 from robopolicy.runs.run_dir import read_config
 from robopolicy.training.builders import (
     build_algorithm,
@@ -24,6 +24,7 @@ from robopolicy.training.builders import (
 from robopolicy.training.policy_builders import build_policy_for, load_base, load_teacher
 from robopolicy.training.ranked import check_supported, check_weights
 from robopolicy.training.train_config import TrainConfig
+from robopolicy.training.validation import Validation
 from robopolicy.utils import ranks
 from robopolicy.utils.atomic import write_atomically
 
@@ -39,8 +40,9 @@ def train_imitation(config: TrainConfig, checkpointer: Checkpointer) -> Metrics:
     episodes = required(config, load_demonstrations(config, base))
     policy = build_policy_for(config, env=env, base=base, demonstrations=episodes, resumed=resumed)
     algo = build_algorithm(config, policy, demonstrations=episodes, teacher=load_teacher(config, env))
+    validation = build_evaluation(config)
     return run_loop(
-        config, checkpointer, policy=policy, algo=algo, episodes=episodes, evaluate=build_evaluation(config)
+        config, checkpointer, policy=policy, validation=validation, evaluate=validation, algo=algo, episodes=episodes
     )
 
 
@@ -72,10 +74,11 @@ def _reinforce(config: TrainConfig, checkpointer: Checkpointer, *, reads: bool) 
     teacher = load_teacher(config, env)
     algo = build_algorithm(config, policy, demonstrations=demos, teacher=teacher)
     wrapped = wrap_env(config, env, policy, teacher)
-    evaluate, eval_every = build_gate(config, algo=algo, env=env, evaluation=build_evaluation(config))
+    validation = build_evaluation(config)
+    evaluate, eval_every = build_gate(config, algo=algo, env=env, evaluation=validation)
     return run_loop(
-        config, checkpointer, policy=policy, eval_every=eval_every, algo=algo, env=wrapped, demos=demos,
-        evaluate=evaluate,
+        config, checkpointer, axis="env_steps", policy=policy, eval_every=eval_every, validation=validation,
+        evaluate=evaluate, algo=algo, env=wrapped, demos=demos,
     )  # fmt: skip
 
 
@@ -96,17 +99,21 @@ def run_loop(
     config: TrainConfig,
     checkpointer: Checkpointer,
     *,
+    axis: Axis = "updates",
     policy: Policy | None = None,
     eval_every: int | None = None,
+    validation: Validation | None = None,
     evaluate: Any = None,
     **arguments: Any,
 ) -> Metrics:
     """Open the tracker and call the loop, which may be stopped by a signal.
 
     Args:
+        axis: unit of the loop's steps.
         policy: the policy to train, whose spec is written into the run directory; None for world models.
         eval_every: replaces `loop.eval_every`; None: leave it.
-        evaluate: of policy and step; a gate also saves its state in the checkpoints.
+        validation: evaluation in the task, which films episodes for the tracker.
+        evaluate: of policy and step: the validation, or a gate, which also saves its state in the checkpoints.
         **arguments: of the loop. It receives those that it names, and `seed`, `device`, `evaluate`, `tracker` and
             `checkpointer`.
     """
@@ -116,22 +123,38 @@ def run_loop(
         check_weights(policy)
     if policy is not None and not ranks.rank():
         write_atomically(config.run_dir / "spec.json", policy.spec.to_json() + "\n")
-    tracker = (
-        Tracker(quiet=True) if ranks.rank()
-        else build(config.tracker, "tracker", run_dir=config.run_dir, config=read_config(config.run_dir))
-    )  # fmt: skip
-    tracker.rewind(checkpointer.step)
+    tracker = open_tracker(config, axis, checkpointer.step)
+    if validation is not None:
+        validation.tracker = tracker
     available = {
         **arguments, "evaluate": evaluate, "seed": config.seed, "device": config.torch_device, "tracker": tracker,
         "checkpointer": gated or checkpointer,
     }  # fmt: skip
     names = open_arguments(config.loop, "loop")
     loop = {**config.loop, "eval_every": eval_every} if gated else config.loop
+    failed = True
     try:
         with checkpointer.interruptible():
             result = build(loop, "loop", **{name: value for name, value in available.items() if name in names})
             if gated:
                 gated.finish()
+        failed = False
+    except BaseException as error:
+        tracker.note(f"ended early: {type(error).__name__} {error}")
+        raise
     finally:
-        tracker.close()
+        tracker.close(failed=failed)
     return result
+
+
+def open_tracker(config: TrainConfig, axis: Axis, step: int | None) -> Tracker:
+    """Open the tracker of a run; only rank 0 has one that writes.
+
+    Args:
+        axis: unit of the loop's steps. step: of the checkpoint that the run continues from; None: it begins.
+    """
+    if ranks.rank():
+        return Tracker(quiet=True)
+    tracker = build(config.tracker, "tracker", run_dir=config.run_dir, config=read_config(config.run_dir), axis=axis)
+    tracker.rewind(step)
+    return tracker

@@ -11,6 +11,7 @@ from PIL import Image
 from torch import Tensor
 
 from robopolicy.core.errors import SpecError
+from robopolicy.sim.render import choose_gl
 
 RGB = "rgb_array"  # the render mode whose pictures are arrays
 
@@ -32,8 +33,14 @@ def picture(env: VectorEnv, index: int, camera: str | None, height: int, name: s
             f"{name}: render_mode: expected {RGB!r} for films, found {env.render_mode!r}. List it in the env's "
             f"metadata['render_modes'], take it as render_mode=, and build the env by make_vec(…, render_mode={RGB!r})."
         )
+    choose_gl()
     inner: Any = env.unwrapped
-    shown = inner.envs[index].render() if isinstance(inner, SyncVectorEnv) else (env.render() or ())[index]
+    if isinstance(inner, SyncVectorEnv):
+        shown = inner.envs[index].render()
+    elif hasattr(inner, "render_env"):  # it renders one alone
+        shown = inner.render_env(index)
+    else:
+        shown = (env.render() or ())[index]
     if not (isinstance(shown, np.ndarray) and shown.dtype == np.uint8 and shown.ndim == 3 and shown.shape[2] == 3):
         found = f"{shown.dtype} {shown.shape}" if isinstance(shown, np.ndarray) else type(shown).__name__
         raise SpecError(f"{name}: render(): expected a picture of uint8 [h w 3], found {found}")

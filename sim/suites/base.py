@@ -10,10 +10,13 @@ from typing import Any
 import gymnasium
 import numpy as np
 
+from robopolicy.config.described import entries
 from robopolicy.core.errors import ConfigError, closest
 from robopolicy.core.types import ActionSpec
 from robopolicy.sim.gymnasium.adapter import GymVecEnv
+from robopolicy.sim.gymnasium.film import RGB
 from robopolicy.sim.gymnasium.info_columns import flag
+from robopolicy.sim.render import Canvas
 from robopolicy.utils import suite_packages
 
 _LOW = 40  # bits of an episode's number within its split (robopolicy.core.rng.episode_seeds)
@@ -59,10 +62,27 @@ def global_random(seed: int) -> Iterator[None]:
         random.setstate(python_state)
 
 
-def check_task(name: str, names: Iterable[str], suite: str) -> None:
-    """Raise ConfigError unless `name` is one of `names`."""
+def check_task(name: str, names: Iterable[str], suite: str, *, key: str = "") -> None:
+    """Raise ConfigError unless `name` is one of `names`.
+
+    Args:
+        suite: its name in messages.
+        key: of `suite_packages.PACKAGES`, to tell a task of another version than the installed one; "": none are told.
+    """
     if name not in (names := list(names)):
+        package = suite_packages.PACKAGES.get(key)
+        if package is not None and name in _described(key):
+            raise ConfigError(
+                f"task.name={name!r}: {package.distribution} {suite_packages.installed(package.distribution)} has no "
+                f"such task, {package.works} has: pip install '{package.distribution}=={package.works}'"
+            )
         raise ConfigError(f"task.name={name!r}: {suite} has no such task here. {closest(name, names)}")
+
+
+def _described(key: str) -> set[str]:
+    """Return the tasks of a suite in the version that it was described with."""
+    rules = entries()[f"robopolicy.sim.suites.{key}:make"].get("names", [])
+    return {name for rule in rules if rule["key"] == "name" for name in rule["known"]}
 
 
 def steps_of(horizon: int | None, default: int | None, most: int | None = None) -> int:
@@ -89,8 +109,11 @@ class SuiteEnv(gymnasium.Env):
     Subclasses set `inner`, the suite's env, and the spaces.
     """
 
-    metadata = {"render_modes": [], "render_fps": 20}  # noqa: RUF012  as Gymnasium has it
+    metadata = {"render_modes": [RGB], "render_fps": 20}  # noqa: RUF012  as Gymnasium has it
+    render_mode = RGB
     inner: Any
+    begins_anywhere = False  # whether `begin_in` is heeded
+    begin_in: Any = None  # a recorded state in which episodes begin; None: as their seeds say
 
     def act(self, action: Any) -> tuple[Any, Any]:
         """Step `inner`; return the observation, and success as the suite tells it."""
@@ -104,6 +127,43 @@ class SuiteEnv(gymnasium.Env):
 
     def close(self) -> None:
         self.inner.close()
+
+
+class MujocoSuiteEnv(SuiteEnv):
+    """Base class of one task in MuJoCo, which is filmed by a fixed camera of its model.
+
+    The suites' own renderers have shadows and multisampling, 15 times slower without a GPU.
+    """
+
+    camera: str  # of films
+    hidden: tuple[int, ...] = ()  # groups of geoms that are not drawn
+    _canvas: Canvas | None = None
+    _drawn: Any = None  # the model of `_canvas`
+
+    def physics(self) -> tuple[Any, Any]:
+        """Return the model and data of the episode."""
+        raise NotImplementedError
+
+    def render(self) -> Any:
+        """Return the picture of the state, uint8 [h w 3]."""
+        return self.draw(self.camera, 320, 320)
+
+    def draw(self, camera: str, height: int, width: int) -> Any:
+        """Return the picture of a camera of the model, uint8 [h w 3]."""
+        model, data = self.physics()
+        if self._canvas is None or self._drawn is not model:  # a suite may load its model again
+            self._erase()
+            self._canvas, self._drawn = Canvas(model, hidden=self.hidden), model
+        return self._canvas.draw(data, camera, height, width).transpose(1, 2, 0)
+
+    def close(self) -> None:
+        self._erase()
+        super().close()
+
+    def _erase(self) -> None:
+        if self._canvas is not None:
+            self._canvas.close()
+        self._canvas = self._drawn = None
 
 
 class ExpertVecEnv(GymVecEnv):

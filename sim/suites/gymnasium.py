@@ -1,8 +1,8 @@
-"""Any Gymnasium id as a task: gym-pusht, gymnasium-robotics' Fetch, or a package of your own.
+"""Any Gymnasium id as a task: gym-pusht, gym-aloha, panda-gym, gymnasium-robotics, or a package of your own.
 
 Protocol: the id's own observations (as `sim.gymnasium.adapter` maps them), actions and time limit; success is
 info["success"] or info["is_success"], which has to be there after every step, or what `task.success` names. Unless
-`own_reward` is set, success ends the episode and is the reward, as in every suite here.
+`reward` is "own", success ends the episode and is the reward, as in every suite here.
 """
 
 from __future__ import annotations
@@ -11,15 +11,18 @@ import functools
 import importlib
 import inspect
 import re
-from typing import Any
+from typing import Any, Literal
 
 import gymnasium
 from gymnasium.envs.registration import load_env_creator
 
 from robopolicy.config import registry
+from robopolicy.config.schema import Side
 from robopolicy.core.errors import ConfigError, RobopolicyError, closest
 from robopolicy.sim.gymnasium.adapter import GymVecEnv
+from robopolicy.sim.gymnasium.chosen_parts import RENDER, ChosenParts, nested
 from robopolicy.sim.gymnasium.film import RGB
+from robopolicy.sim.render import choose_gl
 from robopolicy.sim.suites.base import needs, steps_of, unit_action
 from robopolicy.sim.suites.workers import vector_env
 
@@ -42,15 +45,23 @@ _SIDES = re.compile(r"(^|_)(width|height|size)$")
 _WIDEST = 4096  # pixels
 
 
-def make_one(package: str, ident: str, options: dict[str, Any]) -> gymnasium.Env:
-    """Build one env of an id.
+def make_one(
+    package: str, ident: str, options: dict[str, Any], keys: tuple[str, ...] = (),
+    cameras: tuple[str, ...] | None = None, size: int | None = None,
+) -> gymnasium.Env:  # fmt: skip
+    """Build one env of an id; `keys`, `cameras` and `size` as in `make`.
 
     Raises:
-        ConfigError: the env takes no such options, or lacks a package.
+        ConfigError: the env takes no such options, has no such parts of an observation, or lacks a package.
     """
     register(package)
+    if package or RENDER in (cameras or ()):
+        choose_gl()
     try:
-        return gymnasium.make(ident, disable_env_checker=True, **_filmable(ident, options))
+        env: gymnasium.Env = gymnasium.make(ident, disable_env_checker=True, **_filmable(ident, options))
+        if keys or cameras is not None or size is not None or nested(env.observation_space):
+            env = ChosenParts(env, keys=keys, cameras=cameras, size=size)
+        return env
     except RobopolicyError:
         raise
     except Exception as error:  # any error of an env on untrusted options
@@ -97,8 +108,12 @@ def make(
     package: str = "",
     text: str | None = None,
     horizon: int | None = None,
+    keys: tuple[str, ...] = (),
+    names: tuple[str, ...] | None = None,
+    cameras: tuple[str, ...] | None = None,
+    size: Side | None = None,
     success: str | None = None,
-    own_reward: bool = False,
+    reward: Literal["sparse", "own"] = "sparse",
     options: dict[str, Any] | None = None,
     processes: int = 0,
 ) -> GymVecEnv:
@@ -110,9 +125,14 @@ def make(
         package: module to import so that the id is registered.
         text: instruction; None: ours where there is one, else the id.
         horizon: steps to truncation, at most the id's own; None: those.
+        keys: parts of a Dict observation that make up the state, in this order, with dots into nested dicts
+            (achieved_goal.kettle); (): all vectors, in the space's order.
+        names: of all elements of the state, in that order; None: the keys, counted.
+        cameras: pictures to observe; "render" is the env's own render(); None: those of the observation.
+        size: pixels of the square pictures; None: as they come.
         success: the key of info that tells success, with dots into nested dicts; it has to be there when an episode
             ends. "terminated": the env ends an episode only where it succeeded. None: as the module says.
-        own_reward: the env's reward, and success ends nothing.
+        reward: sparse: success is the reward and ends the episode; own: the env's reward, and success ends nothing.
         options: keyword arguments of the env.
         processes: 0: all envs in this process; else so many workers.
 
@@ -125,13 +145,15 @@ def make(
         raise ConfigError(f"task.name={name!r}: no such id is registered. {closest(name, gymnasium.registry)}")
     own = gymnasium.registry[name].max_episode_steps
     steps, options = steps_of(horizon, own, own), dict(options or {})
-    facts = {"options": options, "own_reward": own_reward} | ({} if success is None else {"told_by": success})
-    one = functools.partial(make_one, package, name, options)
-    envs = vector_env(one, name, num_envs, horizon=steps, processes=processes, success=success, sparse=not own_reward,
-                      **facts)  # fmt: skip
+    chosen: dict[str, Any] = {"keys": keys, "cameras": cameras, "size": size}
+    facts = {"options": options, "own_reward": reward == "own"} | ({} if success is None else {"told_by": success})
+    facts |= {key: value for key, value in chosen.items() if value not in ((), None)}
+    one = functools.partial(make_one, package, name, options, **chosen)
+    envs = vector_env(one, name, num_envs, horizon=steps, processes=processes, success=success,
+                      sparse=reward == "sparse", **facts)  # fmt: skip
     action = FETCH if name.startswith("Fetch") and package == "gymnasium_robotics" else None
     said = TEXTS.get(name, name) if text is None else text
-    return GymVecEnv(envs, seed=seed, instructions=said, horizon=steps, action=action)
+    return GymVecEnv(envs, seed=seed, instructions=said, horizon=steps, action=action, names=names)
 
 
 def _check_options(value: Any, where: str) -> None:

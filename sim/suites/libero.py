@@ -6,7 +6,8 @@ task's own predicate, after any step, and ends the episode; reward is that succe
 them: 220 steps (spatial), 280 (object), 300 (goal), 520 (10), 400 (90). A task's instruction is its language.
 
 Observations: `observation.state` [8], tool position, its rotation vector, two fingers; pictures of the two usual
-cameras, turned by 180° so that they stand upright, 1 to 7 steps a second without a GPU. No experts, no demonstrations.
+cameras, turned by 180° so that they stand upright, 1 to 7 steps a second without a GPU. No experts: `robopolicy demos
+source=…` runs the suite's recorded demonstrations again.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ import numpy as np
 from robopolicy.config.schema import Side
 from robopolicy.core.errors import ConfigError, closest
 from robopolicy.sim.gymnasium.adapter import GymVecEnv
-from robopolicy.sim.suites.base import SuiteEnv, check_task, global_random, needs, steps_of
+from robopolicy.sim.suites.base import MujocoSuiteEnv, check_task, global_random, needs, steps_of
 from robopolicy.sim.suites.robosuite import ACTION
 from robopolicy.sim.suites.workers import vector_env
 
@@ -72,8 +73,11 @@ def initial_states(suite: str, task: str) -> Any:
     return load_initial_states(Path(get_libero_path("init_states")) / suite / f"{task}.pruned_init")
 
 
-class LiberoEnv(SuiteEnv):
+class LiberoEnv(MujocoSuiteEnv):
     """One task, whose episodes begin in its fixed initial states."""
+
+    camera, hidden = "agentview", (0,)  # which are what collides
+    begins_anywhere = True
 
     def __init__(self, suite: str, task: str, cameras: tuple[str, ...], size: int) -> None:
         self.states, self.cameras = initial_states(suite, task), cameras
@@ -94,16 +98,21 @@ class LiberoEnv(SuiteEnv):
         index = number % len(self.states)
         with global_random(index):  # places what is no part of the state, such as a cabinet
             self.inner.reset()
-        obs = self.inner.set_init_state(self.states[index])
+        begun = self.begin_in is not None
+        obs = self.inner.set_init_state(self.begin_in if begun else self.states[index])
         for robot in self.inner.robots:  # the fingers' command outlives a reset
             robot.gripper.current_action = np.zeros(robot.gripper.dof)
-        for _ in range(SETTLE):
+        for _ in range(0 if begun else SETTLE):
             obs, *_ = self.inner.step(STILL)
         return self._observe(obs), {"success": False}
 
     def act(self, action: Any) -> tuple[Any, Any]:
         obs, *_ = self.inner.step(np.asarray(action, dtype=np.float64))
         return self._observe(obs), self.inner.check_success()
+
+    def physics(self) -> tuple[Any, Any]:
+        sim = self.inner.env.sim
+        return sim.model._model, sim.data._data
 
     def _observe(self, obs: dict[str, Any]) -> dict[str, Any]:
         turn = _rotation_vector(obs["robot0_eef_quat"])

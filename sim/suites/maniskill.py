@@ -1,141 +1,66 @@
-"""ManiSkill 3 (Tao et al. 2024) on the CPU: PickCube, PushCube, StackCube with a Panda, state observations.
+"""ManiSkill 3 (Tao et al. 2024) on the CPU: every registered task of one robot, with states or pictures.
 
-Protocol: `pd_ee_delta_pose` at 20 Hz over physics at 100 Hz; every episode draws objects, goal and the arm's start with
-its episode seed; success is the task's own flag, at any step, and ends the episode; reward is that success. `horizon`
-is the suite's own 50 steps. StackCube has the plain Panda here, not the one with a wrist camera.
+Protocol: the task's own robot, `pd_ee_delta_pose` where it has that, at the suite's own rate; every episode draws
+objects, goal and the arm's start with its episode seed; success is the task's own flag, at any step, and ends the
+episode; reward is that success. `horizon` is the suite's own. StackCube has the plain Panda here, not the one with a
+wrist camera.
 
-The suite's own motion planner does not run beside NumPy 2; the experts are ours. Its GPU-batched simulator is
+The suite's own motion planner does not run beside NumPy 2; the experts are ours, for three tasks. The suite's files of
+demonstrations are read by `robopolicy demos` (sim/suites/maniskill_demos.py). The GPU-batched simulator is
 sim/suites/maniskill_gpu.py.
 """
 
 from __future__ import annotations
 
 import functools
-import gc
+import re
 from typing import Any
 
 import gymnasium
-import numpy as np
-import torch
 
-from robopolicy.config.schema import Positive
+from robopolicy.config.schema import Positive, Side
 from robopolicy.sim.experts.maniskill import EXPERTS
-from robopolicy.sim.experts.suites import slices
-from robopolicy.sim.suites.base import ExpertVecEnv, SuiteEnv, check_task, needs, seed32, steps_of, unit_action
+from robopolicy.sim.gymnasium.adapter import GymVecEnv
+from robopolicy.sim.suites.base import ExpertVecEnv, check_task, steps_of
+from robopolicy.sim.suites.maniskill_meaning import element_names, read
+from robopolicy.sim.suites.maniskill_registry import CONTROL, REGISTERED_ENVS, control_of, robots_of
+from robopolicy.sim.suites.maniskill_scene import ManiSkillEnv
 from robopolicy.sim.suites.workers import vector_env
-from robopolicy.utils.suite_packages import broken
 
-with needs("maniskill"):
-    import mani_skill.envs  # noqa: F401  registers the tasks
-    import sapien
-    from mani_skill.utils.registration import REGISTERED_ENVS
-
-HORIZON = 50  # steps
-TASKS = {
+TASKS = {  # with an expert of ours, on the Panda
     "PickCube-v1": "pick the red cube and hold it at the goal",
     "PushCube-v1": "push the cube into the circle",
     "StackCube-v1": "stack the red cube on the green one and let go",
 }
-ACTION = unit_action(
-    # 0.1 m and 0.1 rad at 1; the suite turns the other way round than its action says (`rot_lower` scales it).
-    "dx", "dy", "dz", "minus_drx", "minus_dry", "minus_drz", "gripper", frame="base", tcp="panda_hand_tcp",
-    rotation="rotvec", reference="measured", gripper_meaning="position: -1 closes, +1 opens",
-)  # fmt: skip
+ROBOT = "panda"  # of these
 
 
 def task_names() -> list[str]:
-    """Names that `make` takes."""
-    return sorted(TASKS)
+    """Names that `make` takes: the tasks of one robot that are registered."""
+    return sorted(name for name in REGISTERED_ENVS if len(robots_of(name)) < 2)
 
 
-class ManiSkillEnv(SuiteEnv):
-    """One task without its batch axis."""
-
-    def __init__(self, name: str, friction: float = 1.0, mass: float = 1.0) -> None:
-        self.friction, self.mass = friction, mass
-        try:
-            self.inner = suites_own(name, 1, "physx_cpu")
-        except RuntimeError as error:  # no Vulkan device
-            raise broken("maniskill", error) from error
-        obs, _ = self.inner.reset(seed=0)
-        self.observation_space = gymnasium.spaces.Box(-np.inf, np.inf, obs.shape[1:], np.float32)
-        self.action_space = gymnasium.spaces.Box(-1.0, 1.0, (7,), np.float32)
-
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        super().reset(seed=seed)
-        # Build the whole scene again, in about 0.05 s: PhysX lets contacts of earlier episodes affect the last digits
-        # of later ones, even where all contacts were separated and stepped before the reset.
-        obs, _ = self.inner.reset(seed=None if seed is None else seed32(seed), options={"reconfigure": True})
-        if self.friction != 1.0 or self.mass != 1.0:
-            self._change_physics()
-        return obs[0].numpy().copy(), {"success": False}
-
-    def act(self, action: Any) -> tuple[Any, Any]:
-        obs, _, _, _, info = self.inner.step(torch.from_numpy(np.asarray(action, dtype=np.float32))[None])
-        return obs[0].numpy().copy(), info["success"]
-
-    def _change_physics(self) -> None:
-        """Of a scene as it is made: friction of everything, mass and inertia of everything but the arm."""
-        scene = self.inner.unwrapped.scene
-        for actor in scene.actors.values():
-            for entity in actor._objs:
-                body = entity.find_component_by_type(sapien.physx.PhysxRigidBaseComponent)
-                if isinstance(body, sapien.physx.PhysxRigidDynamicComponent):
-                    body.mass, body.inertia = body.mass * self.mass, body.inertia * self.mass
-                self._rub(body)
-        for arm in scene.articulations.values():
-            for link in arm.links:
-                for body in link._objs:
-                    self._rub(body)
-
-    def _rub(self, body: Any) -> None:
-        for shape in body.collision_shapes:
-            was = shape.physical_material  # shapes may share one, so it stays as it is
-            shape.set_physical_material(
-                sapien.physx.PhysxMaterial(
-                    was.static_friction * self.friction, was.dynamic_friction * self.friction, was.restitution
-                )
-            )
+def table_top() -> list[str]:
+    """Return the tasks of one arm at a table: the suite's rooms `tabletop`, `fmb`, `digital_twins` and `drawing`."""
+    rooms = ("tabletop", "fmb", "digital_twins", "drawing")
+    room = {name: (REGISTERED_ENVS[name].cls.__module__.split(".") + [""] * 4)[3] for name in task_names()}
+    return sorted((name for name in room if room[name] in rooms), key=lambda name: rooms.index(room[name]))
 
 
-@functools.cache
-def _spare_the_collector() -> None:
-    """Take what is loaded by now, and stays, out of Python's garbage collection.
-
-    The suite collects garbage whenever it makes a scene, which is before every episode here: 0.2 s of going through the
-    modules of Torch and others, where the scene itself takes 0.05 s.
-    """
-    gc.collect()
-    gc.freeze()
+def instruction(name: str) -> str:
+    """Return the instruction of a task: ours where there is one, else its name in words."""
+    words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", " ", name.rpartition("-v")[0] or name)
+    return TASKS.get(name, words.replace("-", " ").lower())
 
 
-def suites_own(name: str, num_envs: int, sim_backend: str) -> Any:
-    """Return the suite's env of one of `TASKS`, with its batch axis: physx_cpu, which has one scene, or physx_cuda."""
-    _spare_the_collector()
-    return REGISTERED_ENVS[name].make(
-        obs_mode="state", reward_mode="none", control_mode="pd_ee_delta_pose", robot_uids="panda",
-        sim_backend=sim_backend, render_backend="none", num_envs=num_envs,
-    )  # fmt: skip
+def robot_of(name: str, robot: str | None) -> str | None:
+    """Return the robot: `robot`, else that of our expert; None: the task's own."""
+    return robot or (ROBOT if name in TASKS else None)
 
 
-def read(name: str) -> dict[str, slice]:
-    """Return the parts of an observation for the expert (quaternions are w x y z)."""
-    return slices({"qpos": 9, "qvel": 9, **_LAYOUTS[name]})
-
-
-def element_names(name: str) -> list[str]:
-    """Return the names of an observation: qpos_0 … (7 and 8 are the fingers), tcp_x, tcp_qw …, tcp_to_cube_x …"""
-    ends = {1: [""], 3: ["_x", "_y", "_z"], 7: ["_x", "_y", "_z", "_qw", "_qx", "_qy", "_qz"],
-            9: [f"_{i}" for i in range(9)]}  # fmt: skip
-    whose = {"to_cube": "tcp_to_cube", "to_base": "tcp_to_base", "to_goal": "cube_to_goal"}
-    return [whose.get(k, k) + end for k, place in read(name).items() for end in ends[place.stop - place.start]]
-
-
-_LAYOUTS = {
-    "PickCube-v1": {"held": 1, "tcp": 7, "goal": 3, "cube": 7, "to_cube": 3, "to_goal": 3},
-    "PushCube-v1": {"tcp": 7, "goal": 3, "cube": 7},
-    "StackCube-v1": {"tcp": 7, "cube": 7, "base": 7, "to_cube": 3, "to_base": 3, "cube_to_base": 3},
-}
+def is_usual(name: str, robot: str | None, control: str | None) -> bool:
+    """Return whether a task runs as its expert, and the recorded results, have it."""
+    return name in TASKS and robot_of(name, robot) == ROBOT and control in (None, CONTROL)
 
 
 def make(
@@ -143,32 +68,55 @@ def make(
     num_envs: int,
     seed: int = 0,
     *,
+    robot: str | None = None,
+    control: str | None = None,
+    cameras: tuple[str, ...] = (),
+    size: Side = 128,
     horizon: int | None = None,
     friction: Positive = 1.0,
     mass: Positive = 1.0,
     processes: int = 0,
-) -> ExpertVecEnv:
+) -> GymVecEnv:
     """Build a task of ManiSkill as a VecEnv.
 
     Args:
         name: one of `task_names()`.
         seed: names the stream of training episodes.
+        robot: the suite's name of it; None: the task's own.
+        control: a control mode of the robot; None: pd_ee_delta_pose where it has that, else its own default.
+        cameras: pictures beside the state, such as base_camera, hand_camera; the state is then without the objects, as
+            the suite has it for pictures.
+        size: pixels of the square pictures.
         horizon: steps to truncation; None: the suite's own.
         friction: of everything, as a multiple of the suite's own. mass: the same, of everything but the arm.
         processes: 0: all envs in this process; else so many workers (about 0.7 GB each).
 
     Raises:
-        ConfigError: no such task, a horizon below 1, or a machine on which the simulator does not start.
+        ConfigError: no such task, robot, control mode or camera, models that are not on this machine, a horizon below
+            1, or a machine on which the simulator does not start.
     """
-    check_task(name, TASKS, "ManiSkill")
-    steps = steps_of(horizon, HORIZON)
+    check_task(name, task_names(), "ManiSkill", key="maniskill")
+    steps = steps_of(horizon, REGISTERED_ENVS[name].max_episode_steps)
+    usual = is_usual(name, robot, control) and not cameras
+    robot = robot_of(name, robot)
+    control = CONTROL if usual else control_of(name, robot, control)
     changed: dict[str, Any] = {k: v for k, v in (("friction", friction), ("mass", mass)) if v != 1.0}
-    one = functools.partial(ManiSkillEnv, name, **changed)
-    envs = vector_env(one, f"maniskill/{name}", num_envs, horizon=steps, processes=processes, name=name, **changed)
-    return vec_env(name, envs, seed=seed, horizon=steps)
+    facts: dict[str, Any] = {} if usual else {"robot": robot, "control": control}
+    facts |= {"cameras": list(cameras), "size": size} if cameras else {}
+    one = functools.partial(ManiSkillEnv, name, robot, control, tuple(cameras), size, **changed)
+    envs = vector_env(one, f"maniskill/{name}", num_envs, horizon=steps, processes=processes, name=name, **facts,
+                      **changed)  # fmt: skip
+    return vec_env(name, envs, usual=usual, seed=seed, horizon=steps)
 
 
-def vec_env(name: str, envs: gymnasium.vector.VectorEnv, **how: Any) -> ExpertVecEnv:
-    """Envs of a task on either simulator, with its instruction, expert, and names of observations and actions."""
+def vec_env(name: str, envs: gymnasium.vector.VectorEnv, *, usual: bool, **how: Any) -> GymVecEnv:
+    """Envs of a task on either simulator, with its instruction, names of observations and actions, and expert.
+
+    Args:
+        usual: whether robot, control mode and observations are the expert's.
+    """
+    how |= {"action": envs.metadata["action"], "instructions": instruction(name)}
+    if not usual:
+        return GymVecEnv(envs, names=envs.metadata["names"], **how)
     expert = functools.partial(EXPERTS[name], read(name))
-    return ExpertVecEnv(envs, expert=expert, action=ACTION, names=element_names(name), instructions=TASKS[name], **how)
+    return ExpertVecEnv(envs, expert=expert, names=element_names(name), **how)

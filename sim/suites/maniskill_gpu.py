@@ -24,9 +24,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from robopolicy.core.errors import ConfigError
+from robopolicy.sim.gymnasium.adapter import GymVecEnv
 from robopolicy.sim.gymnasium.info_columns import flags
 from robopolicy.sim.suites import maniskill
-from robopolicy.sim.suites.base import ExpertVecEnv, check_task, seed32, steps_of
+from robopolicy.sim.suites.base import check_task, seed32, steps_of
+from robopolicy.sim.suites.maniskill_meaning import action, names, read
+from robopolicy.sim.suites.maniskill_registry import CONTROL, REGISTERED_ENVS, control_of, suites_own
 from robopolicy.sim.suites.workers import identified
 
 
@@ -45,7 +48,7 @@ class ManiSkillBatch(VectorEnv):
         shape = inner.single_observation_space.shape
         self.single_observation_space = gymnasium.spaces.Box(-np.inf, np.inf, shape, np.float32)
         self.single_action_space = inner.single_action_space
-        self.metadata = {"render_fps": 20, "autoreset_mode": AutoresetMode.DISABLED}
+        self.metadata = {"render_fps": inner.control_freq, "autoreset_mode": AutoresetMode.DISABLED}
         self._begin = inner._initialize_episode
         inner._initialize_episode = self._begin_each
         self._seeds = [0] * self.num_envs  # of the coming episodes
@@ -97,29 +100,38 @@ def _each(seed: Any, count: int, random: np.random.Generator) -> list[int]:
     return [int(random.integers(2**32)) if s is None else seed32(s) for s in given]
 
 
-def make(name: str, num_envs: int, seed: int = 0, *, horizon: int | None = None) -> ExpertVecEnv:
+def make(
+    name: str, num_envs: int, seed: int = 0, *, robot: str | None = None, control: str | None = None,
+    horizon: int | None = None,
+) -> GymVecEnv:  # fmt: skip
     """Build a task of ManiSkill on a GPU as a VecEnv.
 
     Args:
         name: one of `maniskill.task_names()`.
         seed: names the stream of training episodes.
+        robot: the suite's name of it; None: the task's own.
+        control: a control mode of the robot; None: pd_ee_delta_pose where it has that, else its own default.
         horizon: steps to truncation; None: the suite's own.
 
     Raises:
-        ConfigError: no such task, a horizon below 1, no GPU, or the simulator does not start.
+        ConfigError: no such task, robot or control mode, a horizon below 1, no GPU, or the simulator does not start.
     """
-    check_task(name, maniskill.TASKS, "ManiSkill")
-    steps = steps_of(horizon, maniskill.HORIZON)
+    check_task(name, maniskill.task_names(), "ManiSkill", key="maniskill")
+    steps = steps_of(horizon, REGISTERED_ENVS[name].max_episode_steps)
     if not torch.cuda.is_available():
         raise ConfigError("task=maniskill_gpu: PyTorch sees no CUDA device. On the CPU: task=maniskill.")
+    usual = maniskill.is_usual(name, robot, control)
+    robot, control = maniskill.robot_of(name, robot), CONTROL if usual else control_of(name, robot, control)
     try:
-        inner = maniskill.suites_own(name, num_envs, "physx_cuda")
+        inner = suites_own(name, num_envs, "physx_cuda", robot, control)
     except (RuntimeError, OSError) as error:
         raise ConfigError(
             f"task=maniskill_gpu: the simulator does not start with num_envs={num_envs} ({type(error).__name__}: "
             f"{error}). It needs an NVIDIA driver, libPhysXGpu_64.so, which it fetches into ~/.sapien at first use, "
             "memory for all envs, and a process in which no task=maniskill ran before. On the CPU: task=maniskill."
         ) from error
-    batch = ManiSkillBatch(inner, horizon=steps, felt=maniskill.read(name).get("held"))
-    envs = identified(batch, f"maniskill_gpu/{name}", horizon=steps, name=name)
-    return maniskill.vec_env(name, envs, seed=seed, horizon=steps)
+    batch = ManiSkillBatch(inner, horizon=steps, felt=read(name).get("held") if usual else None)
+    batch.metadata |= {"action": action(inner, robot, control), "names": names(inner.get_obs(unflattened=True))}
+    facts = {} if usual else {"robot": robot, "control": control}
+    envs = identified(batch, f"maniskill_gpu/{name}", horizon=steps, name=name, **facts)
+    return maniskill.vec_env(name, envs, usual=usual, seed=seed, horizon=steps)

@@ -18,7 +18,8 @@ from torch import Tensor
 
 from robopolicy.core.types import STATE, ActionSpec, Obs
 from robopolicy.sim.experts.suites import ScriptedExpert
-from robopolicy.sim.suites.base import ExpertVecEnv, SuiteEnv, check_task, needs, steps_of, unit_action
+from robopolicy.sim.gymnasium.film import RGB
+from robopolicy.sim.suites.base import ExpertVecEnv, MujocoSuiteEnv, check_task, needs, steps_of, unit_action
 from robopolicy.sim.suites.workers import vector_env
 
 with needs("metaworld"):
@@ -36,17 +37,18 @@ def task_names() -> list[str]:
     return sorted(name.removesuffix("-goal-observable") for name in TASKS)
 
 
-class MetaWorldEnv(SuiteEnv):
+class MetaWorldEnv(MujocoSuiteEnv):
     """One task."""
 
-    metadata = {"render_modes": [], "render_fps": 80}  # noqa: RUF012  as Gymnasium has it
+    metadata = {"render_modes": [RGB], "render_fps": 80}  # noqa: RUF012  as Gymnasium has it
+    camera = "corner3"
 
-    def __init__(self, name: str, relative: bool) -> None:
+    def __init__(self, name: str, relative: bool, second: bool = False) -> None:
         task: Any = TASKS[f"{name}-goal-observable"]  # takes a seed, unlike its base class
         self.inner = task(seed=0)
         self.inner._freeze_rand_vec, self.inner.seeded_rand_vec = False, True
-        self.relative = relative
-        size = (len(element_names(relative)),)
+        self.relative, self.second = relative, second
+        size = (len(element_names(relative, second)),)
         self.observation_space = Box(-np.inf, np.inf, size, np.float32)
         self.action_space = Box(-1.0, 1.0, (4,), np.float32)
 
@@ -61,19 +63,31 @@ class MetaWorldEnv(SuiteEnv):
         obs, _, _, _, info = self.inner.step(action)
         return self._seen(obs), info["success"]
 
+    def physics(self) -> tuple[Any, Any]:
+        return self.inner.model, self.inner.data
+
     def _seen(self, obs: Any) -> Any:
+        now, before, goal = obs[:18], obs[18:36], obs[36:39]
+        hand, thing, other = now[:3], now[4:7], now[11:14]
         if self.relative:
-            now, before, goal = obs[:18], obs[18:36], obs[36:39]
-            hand, thing = now[:3], now[4:7]
             obs = np.concatenate([obs, thing - hand, goal - thing, hand - before[:3], thing - before[4:7]])
+        if self.second:
+            obs = np.concatenate([obs, other - hand, other - thing, other - before[11:14]])
         return obs.astype(np.float32)
 
 
-def element_names(relative: bool) -> list[str]:
-    """Return the names: hand_x …, gripper, object_x …, object_q0 …, other_…, before_hand_x …, goal_x …"""
+def element_names(relative: bool, second: bool = False) -> list[str]:
+    """Return the names: hand_x …, gripper, object_x …, object_q0 …, other_…, before_hand_x …, goal_x …
+
+    Behind them what `relative` adds: hand_to_object_x …, object_to_goal_x …, hand_step_x …, object_step_x …; then what
+    `second` adds: hand_to_other_x …, object_to_other_x …, other_step_x …
+    """
     places = [f"{thing}_{end}" for thing in ("object", "other") for end in ("x", "y", "z", "q0", "q1", "q2", "q3")]
     now = ["hand_x", "hand_y", "hand_z", "gripper", *places]
-    more = ("hand_to_object", "object_to_goal", "hand_step", "object_step") if relative else ()
+    more = [
+        *(("hand_to_object", "object_to_goal", "hand_step", "object_step") if relative else ()),
+        *(("hand_to_other", "object_to_other", "other_step") if second else ()),
+    ]
     return [*now, *(f"before_{name}" for name in now), *(f"{what}_{end}" for what in ("goal", *more) for end in "xyz")]
 
 
@@ -100,8 +114,9 @@ class MetaWorldExpert(ScriptedExpert):
 
 
 def make(
-    name: str, num_envs: int, seed: int = 0, *, horizon: int = 200, relative: bool = False, processes: int = 0
-) -> ExpertVecEnv:
+    name: str, num_envs: int, seed: int = 0, *, horizon: int = 200, relative: bool = False, second: bool = False,
+    processes: int = 0,
+) -> ExpertVecEnv:  # fmt: skip
     """Build a task of Meta-World as a VecEnv.
 
     Args:
@@ -110,17 +125,19 @@ def make(
         horizon: steps to truncation, at most the benchmark's 500.
         relative: behind the benchmark's 39 numbers 12 more that follow from them: the object from the hand, the goal
             from the object, and how far hand and object moved in the last step.
+        second: behind these 9 more of the second object, which is 0 where a task has one alone: from the hand, from the
+            object, and how far it moved in the last step.
         processes: 0: all envs in this process; else so many workers.
 
     Raises:
         ConfigError: no such task, or a horizon that it does not have.
     """
-    check_task(name, task_names(), "Meta-World")
+    check_task(name, task_names(), "Meta-World", key="metaworld")
     horizon = steps_of(horizon, None, 500)
-    one = functools.partial(MetaWorldEnv, name, relative)
-    facts: dict[str, Any] = {"relative": True} if relative else {}
+    one = functools.partial(MetaWorldEnv, name, relative, second)
+    facts: dict[str, Any] = {k: True for k, v in (("relative", relative), ("second", second)) if v}
     envs = vector_env(one, f"metaworld/{name}", num_envs, horizon=horizon, processes=processes, name=name, **facts)
     return ExpertVecEnv(
         envs, expert=functools.partial(MetaWorldExpert, name), seed=seed, horizon=horizon, action=ACTION,
-        instructions=name.removesuffix("-v3").replace("-", " "), names=element_names(relative),
+        instructions=name.removesuffix("-v3").replace("-", " "), names=element_names(relative, second),
     )  # fmt: skip

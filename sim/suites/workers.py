@@ -20,8 +20,10 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 from gymnasium.wrappers import TimeLimit
 
 from robopolicy.core.errors import ConfigError, RobopolicyError
+from robopolicy.sim.gymnasium.film import RGB
 from robopolicy.sim.gymnasium.info import Success
 from robopolicy.sim.gymnasium.info_columns import flag
+from robopolicy.sim.render import choose_gl
 
 MakeEnv = Callable[[], gymnasium.Env]
 
@@ -118,6 +120,7 @@ class Workers(VectorEnv):
         facts = self._gather()[0]
         self.single_observation_space, self.single_action_space, metadata = facts
         self.metadata = {**metadata, "autoreset_mode": AutoresetMode.DISABLED}
+        self.render_mode = RGB if RGB in metadata.get("render_modes", ()) else None
 
     def reset(self, *, seed: Any = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         seeds = [None] * self.num_envs if seed is None else list(seed)
@@ -138,6 +141,12 @@ class Workers(VectorEnv):
         reward, terminated, truncated = (np.concatenate([p[i] for p in parts]) for i in (1, 2, 3))
         return obs, reward, terminated, truncated, {"success": np.concatenate([p[4] for p in parts])}
 
+    def render_env(self, index: int) -> Any:
+        """Return the picture of env `index`."""
+        k = next(k for k, part in enumerate(self._slices) if part.start <= index < part.stop)
+        _send(self._pipes[k], ("render", index - self._slices[k].start))
+        return self._gather(k)[0]
+
     def close_extras(self, **_: Any) -> None:
         for pipe in self._pipes:
             _send(pipe, ("close", None))
@@ -146,10 +155,14 @@ class Workers(VectorEnv):
             if worker.is_alive():
                 worker.terminate()
 
-    def _gather(self) -> list[Any]:
-        """Everybody's answer; all are heard before an error is raised, so that pipes stay in step."""
-        answers = []
-        for pipe, worker in zip(self._pipes, self._workers, strict=True):
+    def _gather(self, only: int | None = None) -> list[Any]:
+        """Return every worker's answer; all are heard before an error is raised, so that pipes stay in step.
+
+        Args:
+            only: the one worker that was asked; None: all.
+        """
+        answers, asked = [], slice(None) if only is None else slice(only, only + 1)
+        for pipe, worker in zip(self._pipes[asked], self._workers[asked], strict=True):
             try:
                 answers.append(pipe.recv())
             except (EOFError, OSError):
@@ -188,7 +201,10 @@ def _work(pipe: Connection, one: MakeEnv, count: int) -> None:
             if what == "close":
                 env.close()
                 return
-            if what == "step":
+            if what == "render":
+                choose_gl()
+                pipe.send((True, env.envs[given].render()))
+            elif what == "step":
                 seen, reward, terminated, truncated, info = env.step(given)
                 pipe.send((True, (seen, reward, terminated, truncated, info["success"])))
             else:

@@ -14,7 +14,9 @@ import mujoco
 import numpy as np
 from numpy.typing import NDArray
 
-from robopolicy.sim.arm import FINGER_STROKE, HOME, actuator_xml, arm_xml
+from robopolicy.core.errors import ConfigError
+from robopolicy.sim.arm import FINGER_STROKE, ArmModel, actuator_xml, arm_xml
+from robopolicy.sim.arms import arm_model
 from robopolicy.sim.tasks.scene import Array, Bool, Range, Scene
 
 if TYPE_CHECKING:
@@ -30,6 +32,7 @@ class Task:
     substeps: int = 5  # per control step: 20 Hz
     hold: int = 1  # consecutive control steps that `success` must last
     joint_noise: float = 0.02  # rad, start configuration around `start`
+    arm: str = "panda"  # or another one of `arms`
 
     name: ClassVar[str]
     instructions: ClassVar[tuple[str, ...]]
@@ -39,11 +42,28 @@ class Task:
         (0.72, 0.3, 0.45),
     )  # m, box for the commanded TCP
     speed: ClassVar[float] = 1.0  # fraction of the full action step of control="delta_pose" (sim/control.py)
-    start: ClassVar[tuple[float, ...]] = tuple(HOME.tolist())  # rad
+    arms: ClassVar[tuple[str, ...]] = ("panda",)  # simulated arms that can do it (sim/arms.py)
     start_opening: ClassVar[float] = 2 * FINGER_STROKE  # m between the pads
     cone: ClassVar[str] = "pyramidal"
     impratio: ClassVar[float] = 1.0
     expert: ClassVar[type[Expert]]
+
+    @property
+    def model(self) -> ArmModel:
+        """The simulated arm.
+
+        Raises:
+            ConfigError: there is none of this name, or the task was not made for it.
+        """
+        found = arm_model(self.arm)
+        if self.arm not in self.arms:
+            raise ConfigError(f"task.arm={self.arm!r}: {self.name!r} is done by {', '.join(self.arms)} alone")
+        return found
+
+    @property
+    def start(self) -> tuple[float, ...]:
+        """Joint angles [n] rad at which an episode begins, but for its noise."""
+        return tuple(self.model.home.tolist())
 
     # -- scene ------------------------------------------------------------------------------------------------------
     def bodies(self) -> str:
@@ -90,11 +110,11 @@ class Task:
     <camera name="front" pos="1.2 0 0.5" xyaxes="0 1 0 -0.467 0 0.884" fovy="38"/>
     <camera name="side" pos="0.48 -0.85 0.45" xyaxes="1 0 0 0 0.39 0.92" fovy="40"/>
     <geom name="table" type="plane" size="1 1 0.05" pos="0.4 0 0" friction="1 0.005 0.0001" material="table"/>
-    {arm_xml(tool=self.tool())}
+    {arm_xml(self.model, tool=self.tool())}
     {self.bodies()}
   </worldbody>
   <actuator>
-    {actuator_xml()}
+    {actuator_xml(self.model)}
   </actuator>
   {self.extra_xml()}
 </mujoco>"""
@@ -138,8 +158,11 @@ class Task:
 
     def parameters(self) -> dict[str, Any]:
         """Everything beside the MJCF that defines the task; hashed into the digest."""
+        own = asdict(self)
+        if self.arm == "panda":  # envs from before there was another arm keep their digests
+            del own["arm"]
         return {
-            **asdict(self),
+            **own,
             "ranges": {k: list(v) for k, v in self.ranges.items()},
             **{k: getattr(self, k) for k in ("workspace", "speed", "start", "start_opening", "instructions")},
         }

@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 import mujoco
 import numpy as np
 
-from robopolicy.sim.arm import ARM_DOF, TCP
+from robopolicy.sim.arm import TCP
 from robopolicy.sim.experts.waypoints import Expert, Groups, Phase, Targets, Until
-from robopolicy.sim.kinematics import forward
+from robopolicy.sim.kinematics import PANDA, forward
 from robopolicy.sim.tasks import register
 from robopolicy.sim.tasks.base import Task
 from robopolicy.sim.tasks.scene import Array, BodySpec, Bool, Planar, Range, Scene, fold, planar_fixture
@@ -127,7 +127,7 @@ class PegEasy(Task):
         at.base.place(qpos, draw["hole_x"], draw["hole_y"], draw["hole_yaw"])
 
     def tip(self, at: Hole, scene: Scene) -> Tip:
-        hand_z = forward(scene.qpos[:, :ARM_DOF]).axes[:, 2]  # a pressed hand tilts, and the tip moves by millimetres
+        hand_z = forward(scene.qpos[:, : PANDA.dof]).axes[:, 2]  # a pressed hand tilts: the tip moves by mm
         return Tip(scene.tcp + self.reach * hand_z, scene.yaw)
 
     def _mouth(self, at: Hole, scene: Scene) -> Array:
@@ -185,7 +185,7 @@ class Peg(PegEasy):
 
     def reset(self, at: Hole, draw: Mapping[str, Array], qpos: Array, extra: Array) -> None:
         super().reset(at, draw, qpos, extra)
-        frame = forward(qpos[:, :ARM_DOF])
+        frame = forward(qpos[:, : PANDA.dof])
         x, y, z = frame.axes.transpose(1, 2, 0)  # [3 M] each
         cos, sin = np.cos(draw["tilt"]), np.sin(draw["tilt"])
         x, z = cos * x - sin * z, cos * z + sin * x

@@ -43,6 +43,7 @@ class Pick(Task):
     range_yaw: float = float(np.pi / 4)
 
     name = "pick"
+    arms = ("panda", "ur5e")
     instructions = ("pick up the red cube",)
     expert = PickExpert
 

@@ -36,6 +36,7 @@ class Reach(Task):
     high_z: float = 0.35
 
     name = "reach"
+    arms = ("panda", "ur5e")
     instructions = ("move the gripper to the green ball",)
     extra_size = 3
     expert = ReachExpert

@@ -351,7 +351,7 @@ def test_images_are_encoded_once_a_chunk_and_an_empty_batch_of_them_is_no_troubl
     _, record = algo.explore(obs, torch.randn(4, *algo.noise_shape))
     none, planned = torch.zeros(2, 4, dtype=torch.bool), torch.tensor([[True] * 4, [False] * 4])
     rollout = Rollout(
-        record, planned, torch.randn(2, 4), none, none, ~none, {k: v[:0] for k, v in obs.items()}, obs, [], 8, {}
+        record, planned, torch.randn(2, 4), none, none, ~none, {k: v[:0] for k, v in obs.items()}, obs, [], 8, {}, []
     )
     encoder = weights(policy.encoder)
     batch = algo.returns(rollout)

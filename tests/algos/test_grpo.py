@@ -76,7 +76,7 @@ def rollout(**changes: Any) -> Rollout:
     rows["truncated"][7] = True
     rows |= changes
     empty: dict[str, Any] = {"record": {}, "final_obs": {}, "last_obs": {}, "success": [], "steps": 0, "info": {}}
-    return Rollout(**{**empty, **rows})
+    return Rollout(**{**empty, "elapsed": [], **rows})
 
 
 def test_scores_of_chunks_by_hand():

@@ -17,7 +17,7 @@ from robopolicy.cli.completion import candidates
     [
         ("robopolicy qui", ["quickstart"]),
         ("robopolicy data", ["data"]),
-        ("robopolicy data ", ["check"]),
+        ("robopolicy data ", ["import", "check", "view"]),
         ("robopolicy train task=pusht", ["pusht", "pusht_gym"]),
         ("robopolicy train algo=residual loop.crit", ["loop.critic_only_updates="]),
         ("robopolicy train algo=bc loop.crit", []),

@@ -16,7 +16,7 @@ from robopolicy.cli.main import invoke, main
 from robopolicy.cli.verbs import VERBS
 from robopolicy.datasets.lerobot_writer import DatasetWriter
 from robopolicy.datasets.metadata import num_episodes, recorded
-from robopolicy.runs import logger
+from robopolicy.runs import wandb_run
 
 pytestmark = pytest.mark.xdist_group("lerobot")  # its import takes seconds: once is enough
 DEMOS = ["demos", "task=reach", "episodes=3", "num_envs=4"]
@@ -91,7 +91,7 @@ def test_the_quickstart_says_that_wandb_does_not_start(
         return exit() if settings.get("base") else invoke(name, *overrides, **settings)
 
     monkeypatch.delenv("WANDB_MODE", raising=False)
-    monkeypatch.setattr(logger, "_wandb", broken)
+    monkeypatch.setattr(wandb_run, "import_wandb", broken)
     monkeypatch.setattr(quickstart, "invoke", until_refinement)
     with pytest.raises(SystemExit):
         main(["quickstart", "task=reach", f"out={tmp_path}", "demos=2", "expert_noise=0", "bc_steps=1"])

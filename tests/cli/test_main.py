@@ -30,7 +30,7 @@ def test_mistakes_of_a_command_line_are_listed_together(capsys: pytest.CaptureFi
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["trian"], "unknown verb 'trian'. Did you mean 'train'?"),
+        (["trian"], "unknown verb 'trian'. Did you mean 'train' or 'refine'?"),
         (
             ["train", "task=pik", "run_dir=x"],
             "task=pik: no such option of the group 'task'. Did you mean 'pick'? "

@@ -126,7 +126,8 @@ def test_mistakes_get_one_clear_sentence(overrides: list[str], message: str) -> 
     ("expected", "overrides"),
     [
         ("int ≥ 1", ["algo.critic.heads=0", "algo.critic.width=0", "algo.target_subset=0", "algo.policy_delay=0",
-                     "loop.replay.n_step=0", "loop.total_steps=0", "loop.batch_size=0", "loop.log_every=0"]),
+                     "loop.replay.n_step=0", "loop.total_steps=0", "loop.batch_size=0"]),
+        ("int ≥ 1 | null", ["loop.log_every=0"]),
         ("int ≥ 0", ["algo.critic.depth=-1", "algo.penalty_steps=-1", "loop.warmup_steps=-1",
                      "loop.critic_only_updates=-1", "loop.eval_every=-1", "loop.save_every=-1"]),
         ("float > 0", ["policy.scale=0", "algo.actor_lr=0", "algo.critic_lr=-1", "algo.grad_clip=0",

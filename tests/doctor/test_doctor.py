@@ -257,13 +257,13 @@ def test_wandb_that_does_not_start(fresh_wandb: None, monkeypatch: pytest.Monkey
 
 
 def test_wandb_that_logs_nothing(fresh_wandb: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    from robopolicy.runs import logger
+    from robopolicy.runs import wandb_run
 
     def broken() -> None:
         raise RuntimeError("another interface")
 
     monkeypatch.setenv("WANDB_MODE", "offline")
-    monkeypatch.setattr(logger, "_wandb", broken)
+    monkeypatch.setattr(wandb_run, "import_wandb", broken)
     with pytest.raises(AssertionError, match="RuntimeError"):
         probes.tracking()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+from scipy.spatial.transform import Rotation
 
 from robopolicy.real.safety.profile import Profile
 
@@ -37,6 +38,8 @@ def frames(q: np.ndarray, profile: Profile) -> list[np.ndarray]:
     for i, angle in enumerate(q):
         c, s, h = np.cos(angle), np.sin(angle), k.quarter_turns[i]
         turn = np.array([[1, 0, 0], [0, 0 if h else 1, -h], [0, h, 0 if h else 1]])
+        if (rpy := profile.data["kinematics"].get("rpy")) is not None:
+            turn = Rotation.from_euler("xyz", rpy[i]).as_matrix()
         step = np.eye(4)
         step[:3, :3] = turn @ np.array([[c, -s, 0], [s, c, 0], [0, 0, 1]])
         step[:3, 3] = k.offsets[i]
@@ -136,9 +139,10 @@ def margins(history: np.ndarray, command: np.ndarray, profile: Profile, dt: floa
     out["self_collision"] = min(rooms)
 
     pick = np.unique(np.linspace(0, len(q) - 1, min(8, len(q))).astype(int))
-    value = np.linalg.svd(jac[pick], compute_uv=False)
-    reach = arm.copy()
-    reach[-1] = np.hypot(*profile.chain.tcp[:2])
+    length = profile.data["kinematics"].get("length", 1.0)
+    value = np.linalg.svd(jac[pick] / np.array([[length]] * 3 + [[1.0]] * 3), compute_uv=False)
+    reach = arm / length
+    reach[-1] = np.hypot(*profile.chain.tcp[:2]) / length
     rates = [0.0, *(np.sqrt(sum(reach[max(i, m)] ** 2 for m in range(n)) + n - 1 - i) for i in range(1, n))]
     half = 0.5 * np.array([(travel[x:y] @ rates).sum() for x, y in zip(pick, pick[1:], strict=False)])
     change = np.maximum(np.append(half, 0.0), np.insert(half, 0, 0.0))

@@ -10,8 +10,8 @@ import pytest
 from robopolicy.core.errors import DataError
 from robopolicy.evaluation.mp4 import Mp4Writer
 from robopolicy.evaluation.video import INDEX
-from robopolicy.reporting.html_report import write_report
-from robopolicy.reporting.run_reader import read_run
+from robopolicy.reporting.html_report import films, write_report
+from robopolicy.reporting.run_reader import Video, read_run
 from robopolicy.utils.provenance import write_provenance
 from tests.evaluation.points import make_rows
 
@@ -153,6 +153,20 @@ def test_more_than_two_runs_are_listed_not_compared(tmp_path):
     assert "old-s1 is better" in page.text and "2 more evaluations are below" in page.text
     (runs[3] / "config.yaml").write_text(f"base: {runs[1]}\n")
     assert "McNemar" not in Page(write_report(runs, tmp_path / "r.html")).text
+
+
+def test_regressions_are_shown_first_and_improvements_beside_them(tmp_path):
+    videos = []
+    for kind, outcome in (
+        ("single", "success"), ("single", "failure"), ("pair", "failure | failure"), ("pair", "failure | success"),
+        ("pair", "success | failure"),
+    ):  # fmt: skip
+        path = tmp_path / f"{len(videos)}.mp4"
+        path.write_bytes(b"x")
+        videos.append(Video(path, kind, "", outcome, 1))
+    tiles, _ = films(videos, max_bytes=100)
+    assert [t.kind for t in tiles] == ["regression", "improvement", "pair", "failure", "success"]
+    assert [t.pair for t in tiles] == [True, True, True, False, False]
 
 
 def test_evaluations_that_cannot_be_paired_are_not(tmp_path):

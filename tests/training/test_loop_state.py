@@ -43,16 +43,37 @@ def test_something_is_due_from_the_next_multiple_on(every: int, previous: int, f
     assert not due(0, previous, 10**9), "never"
 
 
-def test_success_is_shown_from_the_hundredth_episode_on() -> None:
-    class State(LoopState):
-        advice = ""
+class State(LoopState):
+    advice = ""
 
+
+def test_success_in_training_is_no_higher_while_only_short_episodes_have_ended() -> None:
+    """Half of the starts succeed after 2 steps, the others fail at the horizon of 10."""
     state = State()
-    assert state.success == {}
-    state.recent.extend([0.0] * 99)
-    assert state.success == {}, "the first to end are the short ones"
-    state.recent.extend([1.0] * 43)
-    assert state.success == {"success": 0.43}
+    for t in range(1, 11):
+        state.steps = 4 * t  # four envs, which began together
+        ended = {2: ([1.0, 1.0], [2, 2]), 4: ([1.0], [2]), 10: ([0.0, 0.0], [10, 10])}.get(t, ([], []))
+        state.add_episodes(*ended, ENV)
+        assert t == 10 or state.success == {}, "no env had time for a failure"
+    assert state.success == {"success": 0.5, "success_episodes": 4}
+    state.steps = 48
+    state.add_episodes([], [], ENV)
+    assert state.success == {"success": 0.6, "success_episodes": 5}, "the one that began at step 2"
+
+
+def test_success_in_training_resumes_and_older_checkpoints_load() -> None:
+    state, again = State(), State()
+    state.steps = 60
+    state.add_episodes([1.0, 0.0, 1.0], [15, 10, 3], ENV)
+    again.load_state_dict(state.state_dict())
+    assert again.success == state.success == {"success": 0.5, "success_episodes": 2}
+    again.steps = 4 * 22
+    again.add_episodes([], [], ENV)
+    assert again.success["success_episodes"] == 3
+    older = {k: v for k, v in state.state_dict().items() if k != "started"}
+    fresh = State()
+    fresh.load_state_dict(older)
+    assert fresh.success == {}
 
 
 def test_steps_are_written_in_full() -> None:

@@ -169,11 +169,11 @@ def test_ctrl_c_saves_says_how_to_go_on_and_loses_nothing(
 MOMENTS = [
     ("bc", "robopolicy.training.offline.Batches", 1, 1),
     ("bc", "robopolicy.algos.bc.BC.update", 5, 5),
-    ("bc", "robopolicy.training.builders.evaluate", 1, 25),
+    ("bc", "robopolicy.training.validation.evaluate", 1, 25),
     ("bc", "robopolicy.runs.checkpointer.write_state", 1, 20),
     ("residual", "robopolicy.buffers.recorded_rollouts.read_frames", 1, 0),
-    ("residual", "robopolicy.training.builders.evaluate", 1, 0),
-    ("residual", "robopolicy.training.builders.evaluate", 2, 100),
+    ("residual", "robopolicy.training.validation.evaluate", 1, 0),
+    ("residual", "robopolicy.training.validation.evaluate", 2, 100),
     ("residual", "robopolicy.algos.residual.ResidualTD3.update", 1, 40),
     ("residual", "robopolicy.runs.checkpointer.write_state", 2, 80),
 ]

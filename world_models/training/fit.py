@@ -41,7 +41,7 @@ def fit(
     data: dict[str, Path] | None = None, mix_weights: dict[str, NonNegative] | None = None, labelled: Count = 256,
     holdout: Fraction = HOLDOUT, cameras: tuple[str, ...] | None = None, believed: Fraction = 0.95, lr: Positive = 1e-3,
     warmup: Natural = 200, weight_decay: NonNegative = 1e-5, clip_norm: Positive = 10.0, ema_decay: Fraction = 0.998,
-    log_every: Count = 100, save_every: Natural = 2_000,
+    log_every: Count | None = None, save_every: Natural = 2_000,
 ) -> Metrics:  # fmt: skip
     """Train dynamics and success classifier on the same data, continuing from the newest checkpoint.
 
@@ -58,7 +58,7 @@ def fit(
         weight_decay: AdamW's.
         clip_norm: bound of the gradient's global norm.
         ema_decay: of the moving average of the weights.
-        log_every: updates between log entries.
+        log_every: updates between log entries; None: a twentieth of `steps`, at most 100.
         save_every: updates between checkpoints.
 
     Returns:

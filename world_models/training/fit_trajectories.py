@@ -31,8 +31,8 @@ def fit(
     *, world_model: Node, dataset: Path | None, incomplete: bool, steps: Count, batch_size: Count, seed: int,
     device: torch.device, tracker: LogsMetrics, checkpointer: Any, data: dict[str, Path] | None = None,
     min_windows: Count = 1_000, holdout: Fraction = HOLDOUT, lr: Positive = 1e-3, warmup: Natural = 200,
-    weight_decay: NonNegative = 1e-5, clip_norm: Positive = 1.0, ema_decay: Fraction = 0.998, log_every: Count = 100,
-    save_every: Natural = 2_000,
+    weight_decay: NonNegative = 1e-5, clip_norm: Positive = 1.0, ema_decay: Fraction = 0.998,
+    log_every: Count | None = None, save_every: Natural = 2_000,
 ) -> Metrics:  # fmt: skip
     """Train on all windows of the data with equal weight, continuing from the newest checkpoint.
 
@@ -48,7 +48,7 @@ def fit(
         weight_decay: AdamW's.
         clip_norm: bound of the gradient's global norm.
         ema_decay: of the moving average of the weights.
-        log_every: updates between log entries.
+        log_every: updates between log entries; None: a twentieth of `steps`, at most 100.
         save_every: updates between checkpoints.
 
     Returns:

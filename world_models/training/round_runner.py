@@ -21,6 +21,7 @@ from robopolicy.datasets.metadata import recorded
 from robopolicy.evaluation.episode_table import EpisodeTable
 from robopolicy.policies.base import Policy
 from robopolicy.runs.checkpointer import load_policy
+from robopolicy.runs.logger import grouped
 from robopolicy.runs.run_dir import read_config
 from robopolicy.training.train import train_run
 from robopolicy.utils.atomic import write_atomically
@@ -107,6 +108,7 @@ class RoundRunner:
     def _imagining(self, state: dict[str, Any], run_dir: Path, number: int) -> dict[str, Any]:
         config = copy.deepcopy(self.config)
         config |= {"run_dir": str(run_dir), "rounds": 0, "seed": config["seed"] + number}
+        config |= self._tracker(run_dir)
         config["world"]["model"] = str(self.model(state))
         if finetunes_policy(config):
             config["base"] = str(self.policy(state))
@@ -142,7 +144,14 @@ class RoundRunner:
             "mix_weights": {**weights, **dict.fromkeys(fresh, each)},
         }  # fmt: skip
         config |= {"run_dir": str(run_dir), "rounds": 0, "seed": config["seed"] + number}
-        return config | {k: self.config[k] for k in ("tracker", "threads") if k in self.config}
+        return config | self._tracker(run_dir) | {k: self.config[k] for k in ("threads",) if k in self.config}
+
+    def _tracker(self, run_dir: Path) -> dict[str, Any]:
+        """Return the tracker of a round's training, which is shown in one group with those of all rounds."""
+        if "tracker" not in self.config:
+            return {}
+        name = self.run_dir.resolve().name
+        return {"tracker": grouped(self.config["tracker"], name, f"{name} {run_dir.parent.name} {run_dir.name}")}
 
     def _imagined_success(self, policy: Policy, model: Path) -> list[float]:
         """Return the imagined success of `policy` in `model`, with its interval."""

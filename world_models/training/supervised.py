@@ -14,6 +14,7 @@ from robopolicy.core.protocols import LogsMetrics
 from robopolicy.core.rng import seed_generators, step_seed
 from robopolicy.core.types import Metrics
 from robopolicy.core.untrusted import refusing
+from robopolicy.runs.log_window import LogWindow, interval
 
 
 def learn(
@@ -29,7 +30,7 @@ def learn(
     device: torch.device,
     tracker: LogsMetrics,
     checkpointer: Any,
-    log_every: int,
+    log_every: int | None,
     save_every: int,
 ) -> None:
     """Update `algo` up to `steps` times, going on from the newest checkpoint where there is one, and fill the report.
@@ -38,6 +39,7 @@ def learn(
         algo: its averaged model has a `report`, which is empty until the end.
         batch: the batch of a step, a function of its number alone. name: label of the progress bar.
         fitted: names of the model's tensors that were fitted to the data.
+        log_every: updates between log entries; None: a twentieth of `steps`, at most 100.
         assess: report of the averaged model, on the CPU. numbers: those of it to log.
 
     Raises:
@@ -45,28 +47,26 @@ def learn(
     """
     average = cast(Any, algo.policy)
     state = checkpointer.latest()
-    step, sums, means = 0, cast(Metrics, {}), cast(Metrics, {})
+    step, window = 0, LogWindow(log_every or interval(steps, most=100))
     if state is not None:
         with refusing("checkpoint: state.json"):
             _check_same_data(state["algo"]["average"], {k: v for k, v in average.state_dict().items() if k in fitted})
-            step, sums, means = int(state["step"]), dict(state["sums"]), dict(state["means"])
+            step = int(state["step"])
+            window.load_state_dict(state)
             algo.load_state_dict(state["algo"])
             average.report = dict(state["report"]) if step >= steps else {}
 
     def snapshot() -> dict[str, Any]:
-        return {"step": step, "sums": sums, "means": means, "algo": algo.state_dict(), "report": average.report}
+        return {"step": step, "algo": algo.state_dict(), "report": average.report, **window.state_dict()}
 
     with tracker.progress(steps, name) as progress:
         progress.update(step)
         while step < steps:
             seed_generators(step_seed(seed, step), device)
-            for key, value in algo.update(batch(step)).items():
-                sums[key] = sums.get(key, 0.0) + value
+            metrics = algo.update(batch(step))
             step += 1
-            if step % log_every == 0:
-                means, sums = {key: total / log_every for key, total in sums.items()}, {}
-                tracker.log({f"train/{key}": value for key, value in means.items()}, step)
-            progress.update(step, **means)
+            window.add(metrics, step, tracker)
+            progress.update(step, **window.means)
             if (save_every and step % save_every == 0 and step < steps) or checkpointer.requested:
                 checkpointer.save(step, policy=average, state=snapshot())
     if not average.report:  # else the run had ended before

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from trajectory_msgs.msg import JointTrajectory
 
 from robopolicy.core.errors import DataError
 from robopolicy.real.control.joint_order import JointOrder
+from robopolicy.real.control.robots import State
 from robopolicy.real.ros2 import messages
 from robopolicy.real.ros2.bags.checks import Stream, newest
 from robopolicy.real.ros2.bags.reader import Bag, Item, decode, stamp_of, type_name
@@ -136,14 +138,25 @@ class Streams:
         return Stream(arrived, stamps if stamped else None, np.array([f[2] for f in found]))
 
     def _states(self) -> Stream:
-        reader = messages.StateReader(self.wiring, self._profile)
-        grip = bool(self.wiring.gripper)
+        """States of the arm; messages of others are left out, and a gripper's own ones give the opening."""
+        reader, found = messages.StateReader(self.wiring, self._profile), list[tuple[float, float, Array]]()
+        arm, grip = self._need("joint_states", JointState), self.wiring.topics["gripper_states"]
+        fingers = None if grip is None else self._need("gripper_states", JointState)
 
-        def row(message: JointState) -> Array:
-            state = reader.read(message)
-            return np.concatenate([state.q, state.qd, [state.opening] * grip])
+        def take(topic: str, message: JointState) -> State | None:
+            if topic == fingers and reader.has_gripper(message):
+                reader.read_gripper(message)
+            return reader.read(message) if topic == arm and reader.has_arm(message) else None
 
-        return self._stream(self._need("joint_states", JointState), JointState, row)
+        for item in self.bag.items([arm] if fingers in (None, arm) else [arm, fingers]):
+            state = self._take(item, partial(take, item.topic), JointState)
+            if state is not None and (grip is None or np.isfinite(state.opening)):  # before, the robot is not whole
+                opening = [state.opening] * bool(self.wiring.gripper)
+                found.append((item.arrived, stamp_of(item), np.concatenate([state.q, state.qd, opening])))
+        if not found:
+            raise DataError(f"{self.bag.path}: {arm!r} holds no state of {list(self.wiring.joints)}")
+        arrived, stamps = (np.array([f[k] for f in found]) for k in (0, 1))
+        return Stream(arrived, stamps, np.array([f[2] for f in found]))
 
     def _commands(self) -> Stream:
         """Joints by time; of trajectories the serialised number alone, see `_commanded`."""

@@ -3,36 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
 
 from robopolicy.config.schema import Positive
-
-
-@dataclass(frozen=True)
-class ActionFacts:
-    """Meaning of an action, as `robopolicy.core.types.ActionSpec`; None: taken from the file.
-
-    `units`, `low`, `high`: one for each channel, or one for all. `gripper`: the channel's index, or "none".
-
-    Args:
-        names: of the channels.
-        frame: in which the action is meant, e.g. base or world.
-        tcp: name of the point that moves.
-        rotation: how turns are written, e.g. rotvec or none.
-        reference: of relative actions: commanded or measured.
-        gripper_meaning: what the gripper's numbers mean.
-    """
-
-    names: tuple[str, ...] | None = None
-    units: tuple[str, ...] | None = None
-    low: tuple[float, ...] | None = None
-    high: tuple[float, ...] | None = None
-    frame: Literal["base", "tcp", "joint", "world"] | None = None
-    tcp: str | None = None
-    rotation: Literal["none", "yaw", "rotvec", "joint"] | None = None
-    reference: Literal["measured", "commanded", "absolute"] | None = None
-    gripper: int | Literal["none"] | None = None
-    gripper_meaning: str | None = None
+from robopolicy.datasets.action_facts import ActionFacts
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,25 +12,13 @@ import numpy as np
 
 from robopolicy.core.errors import ConfigError, DataError, closest
 from robopolicy.core.types import IMAGES, STATE, ActionSpec, Feature
+from robopolicy.datasets.action_facts import ASKED, join_facts
 from robopolicy.datasets.checks import Defect, outside_limits
 from robopolicy.datasets.hdf5.actions import known_actions
 from robopolicy.datasets.hdf5.contents import AGAIN, Contents, Trajectory
 from robopolicy.datasets.hdf5.options import Hdf5Options
 
-_ASKED = {  # how to give what is missing
-    "names": "[dx,dy,…], one for each of the {dim} channels",
-    "units": "[m,rad,1,…], one for each of the {dim} channels, or one for all",
-    "low": "[…], one limit for each of the {dim} channels, or one for all",
-    "high": "[…], likewise",
-    "frame": "base, tcp, joint or world: in which the action is expressed",
-    "tcp": "<the site that moves>",
-    "rotation": "none, yaw, rotvec or joint",
-    "reference": "measured or commanded: what a delta is added to; or absolute",
-    "gripper": "<index of its channel>, or none",
-    "gripper_meaning": "<what its ends do, e.g. 'absolute: -1 closed, +1 open'>",
-}
 _Limits = tuple[tuple[str, ...], tuple[float, ...], tuple[float, ...]]  # names, low, high of each channel
-_PER_CHANNEL = ("units", "low", "high")
 
 
 @dataclass(frozen=True)
@@ -72,7 +60,7 @@ def plan_of(contents: Contents, path: Path, options: Hdf5Options) -> ConversionP
     if options.success is None and any(e.success is None for e in contents.episodes):
         missing["success"] = "true or false: whether all of its episodes succeeded"
     action, unknown = _action(contents, options, dim)
-    missing |= {f"action.{k}": _ASKED[k].format(dim=dim) for k in unknown}
+    missing |= {f"action.{k}": ASKED[k].format(dim=dim) for k in unknown}
     if missing:
         raise ConfigError(_please(contents, path, missing))
     state, images, left = _columns(contents, options)
@@ -120,18 +108,7 @@ def _action(contents: Contents, options: Hdf5Options, dim: int) -> tuple[dict[st
     from_file = dict(contents.action)
     if len(from_file.get("names", ())) not in (0, dim):
         from_file = {}  # not the robot of the known controller
-    asked = {f.name: getattr(options.action, f.name) for f in fields(options.action)}
-    found = {**from_file, **{k: v for k, v in asked.items() if v is not None}}
-    if found.get("gripper") == "none":
-        found |= {"gripper": None, "gripper_meaning": found.get("gripper_meaning", "")}
-    unknown = [f.name for f in fields(ActionSpec) if f.name not in found]
-    for key in _PER_CHANNEL:
-        if len(found.get(key, ())) == 1:
-            found[key] = found[key] * dim
-    wrong = {k: len(found[k]) for k in ("names", *_PER_CHANNEL) if k in found and len(found[k]) != dim}
-    if wrong:
-        raise ConfigError(f"hdf5.action: expected {dim} values, as its actions have channels, found {wrong}")
-    return found, unknown
+    return join_facts(from_file, options.action, dim, "hdf5.action")
 
 
 def _columns(contents: Contents, options: Hdf5Options) -> tuple[tuple[str, ...], dict[str, str], tuple[str, ...]]:

@@ -9,6 +9,7 @@ import pytest
 
 from robopolicy import sim
 from robopolicy.core.errors import SpecError
+from robopolicy.real.control.arm_kinematics import check_arm, kinematics_of
 from robopolicy.real.control.control_loop import ControlLoop
 from robopolicy.real.control.joint_order import JointOrder
 from robopolicy.real.control.joints import ActionDecoder, ChunkBuffer
@@ -16,8 +17,10 @@ from robopolicy.real.deploy.simulated_arm import SimulatedArm
 from robopolicy.real.planning.planner import InlineRunner
 from robopolicy.real.ros2.urdf import check_urdf
 from robopolicy.real.safety import Mode, SafetyChain, SafetyError, load_profile, profile_names
+from robopolicy.real.safety.body import Body
 from robopolicy.real.safety.decision import Measured
 from robopolicy.sim.arm import FINGER_STROKE
+from robopolicy.sim.kinematics import PANDA, forward
 from tests import toy
 from tests.real.adversary import targets
 from tests.real.control.test_robots import WIDE, Drive
@@ -127,7 +130,8 @@ def test_the_arms_own_description_is_believed(robot):
 @pytest.mark.parametrize(("change", "what"), [
     ({"j2": ("upper", 1.0)}, "panda_joint3: upper is 1 rad"),
     ({"j0": ("lower", -1.0)}, "panda_joint1: lower is -1 rad"),
-    ({"j4": ("velocity", 0.5)}, "panda_joint5: velocity is 0.5 rad/s"), ({"j1": ("velocity", "x")}, "velocity is nan"),
+    ({"j4": ("velocity", 0.5)}, "panda_joint5: velocity is 0.5 rad/s"),
+    ({"j1": ("velocity", "x")}, "panda_joint2.*velocity: expected 1 finite"),
     ({"j6": ("name", "fr3_joint7")}, "panda_joint7: is not in it"), ({"j3": ("type", "fixed")}, "expected a revolute"),
 ])  # fmt: skip
 def test_a_description_that_does_not_fit_is_refused_and_said_where(change, what):
@@ -146,6 +150,28 @@ def test_a_description_of_another_arm_is_refused():
     swapped = urdf(profile).replace(two, "x").replace(five, two).replace('"x"', f'"{five}"')
     with pytest.raises(SafetyError, match="does not come after"):
         check_urdf(profile, swapped)
+
+
+def test_actions_of_another_arm_are_refused():
+    """Numbers of a task whose arm is not the robot's would be decoded by the wrong kinematics."""
+    for robot in ("panda", "fr3"):
+        check_arm(PANDA, load_profile(robot))
+    with pytest.raises(SpecError, match="its arm has 7 joints, the limits 'ur5e' have 6"):
+        check_arm(PANDA, load_profile("ur5e"))
+    longer = load_profile("panda")
+    longer.data["kinematics"]["tcp"] = [0, 0, 0.3]
+    with pytest.raises(SpecError, match=r"kinematics\.tcp differ"):
+        check_arm(PANDA, longer)
+
+
+@pytest.mark.parametrize("robot", profile_names())
+def test_kinematics_of_a_profile_are_those_of_its_limits(robot):
+    profile = load_profile(robot)
+    arm, body = kinematics_of(profile), Body(profile)
+    q = np.random.default_rng(0).uniform(profile.low, profile.high, (5, len(profile.joints)))
+    frame, limits = forward(q, arm), body.at(q)
+    np.testing.assert_allclose(frame.pos, limits.points[:, body.tcp], atol=1e-12)
+    np.testing.assert_allclose(frame.jac, limits.jacobian, atol=1e-12)
 
 
 # -- 18 -------------------------------------------------------------------------------------------------------------

@@ -18,6 +18,7 @@ from robopolicy.real.ros2.command_history import CommandHistory
 from robopolicy.real.ros2.continuity import Continuity
 from robopolicy.real.ros2.episode_client import EpisodeClient
 from robopolicy.real.ros2.images import ImageReader
+from robopolicy.real.ros2.joint_states import JointStates
 from robopolicy.real.ros2.messages import StateReader
 from robopolicy.real.ros2.outputs import PositionOutput
 from robopolicy.real.ros2.publishers import Publishers
@@ -26,11 +27,13 @@ from robopolicy.real.ros2.subscriptions import Subscriptions
 from robopolicy.real.ros2.timeline import Timeline
 from robopolicy.real.ros2.trajectory_stream import TrajectoryStream
 from robopolicy.real.safety import Mode, SafetyChain
+from tests.real.control import test_joints
 from tests.real.guards import FAILS, Guard, case_of, kill, with_patch
 from tests.real.ros2 import test_cdr as cdr
 from tests.real.ros2 import test_clock as clocks
 from tests.real.ros2 import test_episode_client as operator
 from tests.real.ros2 import test_images as images
+from tests.real.ros2 import test_joint_states as joint_states
 from tests.real.ros2 import test_messages as inputs
 from tests.real.ros2 import test_outputs as outputs
 from tests.real.ros2 import test_receipts as receipt
@@ -170,10 +173,13 @@ GUARDS = [
     Guard("stops that waited", Subscriptions, "_on_key", "message.data not in STOPS", "True",
           with_patch(receipt.test_keys_that_waited_move_nothing_but_a_stop_always_counts)),
     Guard("stamps of features", Subscriptions, "_on_features",
-          'self.arm.stamps["features"].take(_seconds(message), at)',
+          'self.arm.stamps["features"].take(stamp_of(message), at)',
           "pass", with_patch(receipt.test_features_of_another_moment_are_not_used)),
-    Guard("stamps of pictures", Subscriptions, "_on_image", "self.arm.stamps[key].take(_seconds(message), at)", "pass",
+    Guard("stamps of pictures", Subscriptions, "_on_image", "self.arm.stamps[key].take(stamp_of(message), at)", "pass",
           moment("late")),
+    Guard("stamps of a gripper", JointStates, "on_gripper", "self.arm.stamps[GRIPPER].take(stamp_of(message), at)",
+          "pass", with_patch(joint_states.test_a_gripper_that_is_silent_or_of_another_moment_is_said),
+          (*FAILS, IndexError)),
     Guard("stamps of echoes", RemoteArm, "on_commanded", "self.stamps[PLAYED].take(stamp, at)", "pass", echo),
     # -- whose it is
     Guard("motions that are possible", Continuity, "take", "if not (moved <= most).all():", "if False:",
@@ -182,6 +188,14 @@ GUARDS = [
           partial(streams.test_a_state_that_no_motion_leads_to_stops_the_arm, True)),
     Guard("no start after a jump", RemoteArm, "refusals", "found += self.continuity.problems(now)", "pass",
           partial(streams.test_a_state_that_no_motion_leads_to_stops_the_arm, False)),
+    Guard("messages of others", JointStates, "wants",
+          "if self.reader.has_arm(message) if role == ARM else self.reader.has_gripper(message):", "if True:",
+          with_patch(joint_states.test_an_empty_first_message_and_those_of_others_are_counted_and_refuse_nothing)),
+    Guard("the number of joints of a task", test_joints, "check_arm", "if arm.dof != other.dof:", "if False:",
+          test_joints.test_actions_of_another_arm_are_refused),
+    Guard("the frames of a task's arm", test_joints, "check_arm",
+          "if mine.shape != theirs.shape or not (np.abs(mine - theirs) < CLOSE).all():", "if False:",
+          test_joints.test_actions_of_another_arm_are_refused),
     Guard("one publisher while it runs", Publishers, "take", "gid != self.owner", "False",
           clocks.test_while_the_arm_runs_nobody_else_is_listened_to),
     Guard("one publisher at the start", Publishers, "problems", "if len(nodes) <= 1:", "if True:",

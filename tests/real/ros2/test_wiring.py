@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from robopolicy.real.ros2.wiring import FOLDER, WiringError, load_wiring, simulated_problems
+from robopolicy.real.ros2.simulated_wiring import simulated_problems
+from robopolicy.real.ros2.wiring import FOLDER, WiringError, load_wiring
 from robopolicy.real.safety import load_profile
 from robopolicy.real.safety.profile import FOLDER as PROFILES
 
@@ -30,7 +31,7 @@ def test_limits_may_lie_beside_the_wiring(tmp_path):
 
 @pytest.mark.parametrize("limits", ["cell1_fr3", "none.json", "panda.yaml", "", "../panda"])
 def test_unknown_limits_are_refused_by_key_file_and_what_there_is(tmp_path, limits):
-    with pytest.raises(WiringError, match=r"cell\.yaml: limits.*fr3, panda, ur5e.*JSON"):
+    with pytest.raises(WiringError, match=r"cell\.yaml: limits.*fr3, panda, so101, ur5e, ur5e_hand.*JSON"):
         load_wiring(wiring(tmp_path, limits=limits))
 
 
@@ -50,8 +51,8 @@ def test_a_cell_has_settings_of_its_own(tmp_path):
 
 
 def test_the_simulated_arm_says_what_it_cannot_play():
-    assert simulated_problems(load_wiring("mujoco_panda")) == []
-    found = simulated_problems(load_wiring("fr3"))
+    assert simulated_problems(load_wiring("mujoco_panda"), 7) == []
+    found = simulated_problems(load_wiring("fr3"), 6)
     assert [p.split(":")[0] for p in found] == [
-        "topics.trajectory", "topics.trajectory.node", "topics.joint_commands", "topics.robot_description",
+        "topics.trajectory", "topics.trajectory.node", "topics.joint_commands", "topics.robot_description", "limits",
     ]  # fmt: skip

@@ -99,7 +99,7 @@ def test_success_is_what_is_named():
 @pytest.mark.parametrize("own_reward", [False, True])
 def test_what_does_not_tell_success_is_refused(named, how, said, horizon, own_reward):
     with pytest.raises(ConfigError, match=r"task\.success") as error:
-        success_flags(6, success=named, horizon=horizon, own_reward=own_reward, **how)
+        success_flags(6, success=named, horizon=horizon, reward="own" if own_reward else "sparse", **how)
     assert said in str(error.value)
 
 
@@ -136,7 +136,7 @@ def test_success_ends_and_is_the_reward_unless_asked_otherwise():
     env.reset(torch.tensor([1]))
     steps = [env.step(torch.zeros(1, 1)) for _ in range(3)]
     assert [s.reward.item() for s in steps] == [0, 0, 1] and [bool(s.terminated) for s in steps] == [False, False, True]
-    env = gymnasium_task.make("Slide-v0", 1, own_reward=True)
+    env = gymnasium_task.make("Slide-v0", 1, reward="own")
     env.reset(torch.tensor([1]))
     steps = [env.step(torch.zeros(1, 1)) for _ in range(6)]
     assert [s.reward.item() for s in steps] == [-0.5] * 6 and not any(s.terminated for s in steps)
@@ -146,7 +146,7 @@ def test_success_ends_and_is_the_reward_unless_asked_otherwise():
 def test_a_task_is_another_with_other_options():
     digests = {
         gymnasium_task.make("Slide-v0", 1, **how).spec.digest
-        for how in ({}, {"horizon": 4}, {"options": {"unit": "cm"}}, {"own_reward": True}, {"success": "is_success"})
+        for how in ({}, {"horizon": 4}, {"options": {"unit": "cm"}}, {"reward": "own"}, {"success": "is_success"})
     }
     assert len(digests) == 5
 
@@ -156,7 +156,10 @@ def test_a_task_is_another_with_other_options():
     [
         ({"name": "Slid-v0"}, "no such id is registered. Did you mean 'Slide-v0'"),
         ({"name": "Slide-v0", "horizon": 7}, "expected 1 to 6 steps, found 7"),
-        ({"name": "Slide-v0", "package": "os"}, "package='os': expected one of gym_pusht, gymnasium_robotics, or"),
+        (
+            {"name": "Slide-v0", "package": "os"},
+            "package='os': expected one of gym_pusht, gymnasium_robotics, or",
+        ),
     ],
 )
 def test_what_is_wrong_is_named(how, said):

@@ -17,7 +17,7 @@ from tests.sim.played import success
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", maniskill.task_names())
+@pytest.mark.parametrize("name", sorted(maniskill.TASKS))
 def test_the_expert_succeeds_and_its_errors_make_it_fail(name):
     env = maniskill.make(name, 4)
     assert success(env, torch.arange(40, 44)) == 4
@@ -59,6 +59,94 @@ def test_what_there_is_not_is_named():
         maniskill.make("PickCub-v1", 1)
     with pytest.raises(ConfigError, match="expected 1 to any number of steps, found 0"):
         maniskill.make("PickCube-v1", 1, horizon=0)
+
+
+def test_any_task_goes_by_its_id_with_its_own_robot_and_horizon():
+    assert {"PegInsertionSide-v1", "PushT-v1"} <= set(maniskill.task_names())
+    assert "TwoRobotPickCube-v1" not in maniskill.task_names()
+    env = maniskill.make("LiftPegUpright-v1", 2)
+    obs, names = env.reset(torch.tensor([3, 4]))[STATE], env.spec.observation[STATE].names
+    assert len(set(names)) == len(names) == obs.shape[1] and "tcp_pose_x" in names
+    assert env.spec.tasks == ("lift peg upright",) and env.spec.horizon == 50
+    assert not hasattr(env, "make_expert")
+    env.close()
+
+
+@pytest.mark.parametrize(("control", "first"), [("pd_joint_pos", "q1"), ("pd_joint_vel", "panda_joint1")])
+def test_control_modes_are_described(control, first):
+    env = maniskill.make("PickCube-v1", 1, control=control)
+    assert env.spec.action.names[0] == first and env.spec.action.rotation == "joint"
+    assert env.spec.action.names[env.spec.action.gripper] == "gripper"
+    assert env.spec.digest != maniskill.make("PickCube-v1", 1).spec.digest
+    env.close()
+
+
+def test_with_cameras_the_state_is_without_the_objects():
+    env = maniskill.make("PickCube-v1", 1, cameras=("base_camera",), size=32)
+    obs = env.reset(torch.tensor([3]))
+    assert obs["observation.images.base_camera"].shape == (1, 3, 32, 32)
+    assert not any(name.startswith("obj_pose") for name in env.spec.observation[STATE].names)
+    env.close()
+
+
+def test_films_change_no_episode():
+    seen, filmed = maniskill.make("PushCube-v1", 1), maniskill.make("PushCube-v1", 1)
+    for env in (seen, filmed):
+        env.reset(torch.tensor([3]))
+    for _ in range(3):
+        picture = filmed.render(0)
+        a, b = (env.step(torch.full((1, 7), 0.3)) for env in (seen, filmed))
+        assert torch.equal(a.next_obs[STATE], b.next_obs[STATE])
+    assert picture.shape == (3, 240, 240) and float(picture.float().std()) > 10
+    assert not torch.equal(picture, filmed.render(0)), "the arm moved"
+    seen.close(), filmed.close()
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "said"),
+    [
+        ("PickCube-v1", {"control": "pd_jint_pos"}, "pd_joint_pos"),
+        ("PickCube-v1", {"robot": "pnda"}, "'panda'"),
+        ("PickCube-v1", {"cameras": ("base",)}, "base_camera"),
+        ("PickSingleYCB-v1", {}, "download_asset ycb"),
+        ("TableTopFreeDraw-v1", {}, "no success"),
+    ],
+)
+def test_mistakes_are_answered_with_what_there_is(name, options, said):
+    with pytest.raises(ConfigError, match=said):
+        maniskill.make(name, 1, **options)
+
+
+def test_recorded_episodes_run_again(tmp_path, capsys):
+    """By the command line, from a file of the suite's own recorder without observations."""
+    from mani_skill.utils.registration import REGISTERED_ENVS
+    from mani_skill.utils.wrappers.record import RecordEpisode
+
+    options = dict(control_mode="pd_ee_delta_pose", robot_uids="panda", reward_mode="none", render_backend="none")
+    theirs = REGISTERED_ENVS["PickCube-v1"].make(obs_mode="none", sim_backend="physx_cpu", **options)
+    theirs.spec = REGISTERED_ENVS["PickCube-v1"].gym_spec
+    recorder = RecordEpisode(theirs, str(tmp_path), trajectory_name="traj", save_video=False, source_type="policy")
+    ours = maniskill.make("PickCube-v1", 1)
+    expert = ours.make_expert()
+    for seed in (3, 4):
+        recorder.reset(seed=seed, options={"reconfigure": True})
+        obs, ended = ours.reset(torch.tensor([seed])), False
+        expert.reset(None, episode_seed=ours.episode_seed)
+        while not ended:
+            action = expert.act(obs)
+            recorder.step(action.numpy())
+            step = ours.step(action)
+            obs, ended = step.obs, bool(step.ended)
+    recorder.close()
+    task = ["task=maniskill", "task.name=PickCube-v1"]
+    assert main(["demos", *task, f"source={tmp_path}/traj.h5", f"out={tmp_path}/data"]) == 0
+    episodes = load_episodes(tmp_path / "data")
+    assert episodes.num_episodes == 2 and episodes.success.sum() == 2
+    assert episodes.obs[STATE].shape[1] == 42
+    wrong = ["task=maniskill", "task.name=PushCube-v1", f"source={tmp_path}/traj.h5", f"out={tmp_path}/other"]
+    assert main(["demos", *wrong]) != 0
+    assert "task.name=PickCube-v1" in capsys.readouterr().err
+    ours.close()
 
 
 def test_its_demonstrations_train(tmp_path):

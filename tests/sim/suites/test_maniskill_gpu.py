@@ -18,14 +18,18 @@ from robopolicy.core.types import STATE
 from robopolicy.sim.gymnasium.adapter import GymVecEnv
 from robopolicy.sim.suites import maniskill, maniskill_gpu
 from robopolicy.sim.suites.maniskill_gpu import ManiSkillBatch
+from robopolicy.sim.suites.maniskill_meaning import action
+from robopolicy.sim.suites.maniskill_registry import CONTROL, suites_own
 from robopolicy.sim.suites.workers import identified
 
 
 def test_episodes_begin_as_their_seeds_say_whatever_was_grasped_before():
     """On the suite's CPU simulator, beside an env that makes its scene anew for every episode."""
     held = maniskill.read("PickCube-v1")["held"]
-    batch = ManiSkillBatch(maniskill.suites_own("PickCube-v1", 1, "physx_cpu"), horizon=50, felt=held)
-    env = maniskill.vec_env("PickCube-v1", identified(batch, "batch", horizon=50))
+    inner = suites_own("PickCube-v1", 1, "physx_cpu", "panda", CONTROL)
+    batch = ManiSkillBatch(inner, horizon=50, felt=held)
+    batch.metadata["action"] = action(inner, "panda", CONTROL)
+    env = maniskill.vec_env("PickCube-v1", identified(batch, "batch", horizon=50), usual=True)
     plain, expert, successes = maniskill.make("PickCube-v1", 1), env.make_expert(), 0
     seeds = torch.tensor([5, 6, 2**40 + 7])
     obs = env.reset(seeds)
@@ -49,7 +53,7 @@ class Scenes:
     """Three scenes that observe what was drawn for their episode, and its age. As the suite does, a reset draws for all
     of its scenes at once, and what is set is set where `_reset_mask` says."""
 
-    num_envs, device = 3, torch.device("cpu")
+    num_envs, device, control_freq = 3, torch.device("cpu"), 20
     single_observation_space = gymnasium.spaces.Box(-np.inf, np.inf, (3,))
     single_action_space = gymnasium.spaces.Box(-1.0, 1.0, (7,))
 
@@ -102,11 +106,12 @@ def test_gymnasiums_own_ways_to_seed():
         assert not np.array_equal(drawn, one) and len(np.unique(drawn[:, 0])) == 3
 
 
-@pytest.mark.parametrize("name", maniskill.task_names())
+@pytest.mark.parametrize("name", sorted(maniskill.TASKS))
 def test_made_as_on_a_gpu_it_is_a_suite_of_its_own(name, monkeypatch):
-    own = maniskill.suites_own
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(maniskill, "suites_own", lambda name, count, backend: own(name, count, "physx_cpu"))
+    monkeypatch.setattr(
+        maniskill_gpu, "suites_own", lambda name, count, _, *how: suites_own(name, count, "physx_cpu", *how)
+    )
     envs = [maniskill_gpu.make(name, 1), maniskill_gpu.make(name, 1, horizon=4), maniskill.make(name, 1)]
     assert [e.spec.id.split("/")[0] for e in envs] == ["maniskill_gpu"] * 2 + ["maniskill"]
     assert len({e.spec.digest for e in envs}) == 3 and [e.spec.horizon for e in envs] == [50, 4, 50]
@@ -128,7 +133,7 @@ def test_what_cannot_be_is_named(monkeypatch):
     def fail(*_):
         raise OSError("libcuda.so: cannot open shared object file")
 
-    monkeypatch.setattr(maniskill, "suites_own", fail)
+    monkeypatch.setattr(maniskill_gpu, "suites_own", fail)
     with pytest.raises(ConfigError, match=r"num_envs=8 \(OSError: libcuda.so.*libPhysXGpu_64.so.*task=maniskill"):
         maniskill_gpu.make("PickCube-v1", 8)
 

@@ -63,6 +63,42 @@ def test_time_limits_are_no_terminations():
     assert not torch.equal(step.obs[STATE], step.next_obs[STATE]), "the successor is the old episode's"
 
 
+def test_the_second_object_has_numbers_of_its_own_behind_the_others():
+    plain, more = (
+        metaworld.make("stick-push-v3", 1, relative=True),
+        metaworld.make("stick-push-v3", 1, relative=True, second=True),
+    )
+    names = more.spec.observation[STATE].names
+    a, b = plain.reset(SEEDS[:1])[STATE], more.reset(SEEDS[:1])[STATE]
+    assert torch.equal(a, b[:, :51]) and len(set(names)) == len(names) == 60
+    assert plain.spec.digest != more.spec.digest
+    at = {name: float(b[0, i]) for i, name in enumerate(names)}
+    for end in "xyz":
+        assert at[f"hand_to_other_{end}"] == pytest.approx(at[f"other_{end}"] - at[f"hand_{end}"], abs=1e-6)
+        assert at[f"object_to_other_{end}"] == pytest.approx(at[f"other_{end}"] - at[f"object_{end}"], abs=1e-6)
+
+
+@pytest.mark.parametrize("processes", [0, 1])
+def test_it_is_filmed_without_changing_the_episode(processes):
+    seen, filmed = metaworld.make("reach-v3", 2), metaworld.make("reach-v3", 2, processes=processes)
+    first = [env.reset(SEEDS[:2])[STATE] for env in (seen, filmed)]
+    assert torch.equal(*first)
+    pictures = []
+    for _ in range(3):
+        pictures.append(filmed.render(1))
+        a, b = (env.step(torch.ones(2, 4)) for env in (seen, filmed))
+        assert torch.equal(a.next_obs[STATE], b.next_obs[STATE])
+    assert pictures[0].shape == (3, 240, 240) and float(pictures[0].float().std()) > 10
+    assert not torch.equal(pictures[0], pictures[2])
+    seen.close(), filmed.close()
+
+
+def test_a_task_of_another_version_is_named_with_the_command(monkeypatch):
+    monkeypatch.setattr(metaworld, "task_names", lambda: ["reach-v3"])
+    with pytest.raises(ConfigError, match=r"push-v3.*has no such task, 3.0.0 has: pip install 'metaworld==3.0.0'"):
+        metaworld.make("push-v3", 1)
+
+
 def test_what_there_is_not_is_named():
     assert len(metaworld.task_names()) == 50
     with pytest.raises(ConfigError, match=r"no such task.*reach-v3"):

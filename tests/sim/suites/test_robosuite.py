@@ -57,6 +57,23 @@ def test_what_there_is_not_is_named(tmp_path, capsys):
     assert "robosuite/NutAssemblySquare: has no scripted expert" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("name", ["Stack", "Wipe", "PickPlaceSingle"])
+def test_tasks_of_other_objects_name_their_numbers(name):
+    env = robosuite.make(name, 1, relative=True)
+    names, state = env.spec.observation[STATE].names, env.reset(torch.tensor([1]))[STATE]
+    assert len(set(names)) == len(names) == state.shape[1]
+    if name == "Stack":
+        at = {n: float(state[0, i]) for i, n in enumerate(names)}
+        assert at["tool_to_cubeA_x"] == pytest.approx(at["cubeA_x"] - at["tool_x"], abs=1e-5)
+    assert env.spec.action.dim == (6 if name == "Wipe" else 7)
+    assert float(env.render(0).float().std()) > 10
+    env.close()
+
+
+def test_the_suites_own_name_of_the_can_is_taken():
+    assert robosuite.make("PickPlaceCan", 1).spec.id == "robosuite/Can"
+
+
 def test_the_nut_is_observed_as_robomimic_does():
     env = robosuite.make("NutAssemblySquare", 1)
     assert env.reset(torch.tensor([1]))[STATE].shape == (1, 23), "tool 3 + 4, fingers 2, nut 14"

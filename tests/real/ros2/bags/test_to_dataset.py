@@ -14,6 +14,7 @@ pytest.importorskip("rclpy")
 
 from mcap.writer import Writer
 from rclpy.serialization import serialize_message
+from sensor_msgs.msg import JointState
 from std_msgs.msg import Bool, Float64
 
 from robopolicy.cli.main import invoke
@@ -281,6 +282,26 @@ def test_a_clock_that_creeps_is_noticed():
         check_stream("states", Stream(t[:1], t[:1], t[:1]), 250.0, 0.05)
 
 
+def test_a_gripper_apart_and_joints_of_others_are_read_as_the_node_reads_them(drive, tmp_path):
+    """On one topic: the arm, a base, an empty message, and fingers at 31 Hz, whose newest opening counts."""
+    wiring = parse(changed(topics__gripper_states={"name": "joint_states", "rate_hz": 30.0},
+                           watchdogs__gripper_states={"hold": 0.2, "fault": 1.0}))  # fmt: skip
+    found, k = [("joint_states", START, JointState())], 0
+    for name, at, m in drive:
+        if name != "joint_states":
+            found.append((name, at, m))
+            continue
+        ns = messages.to_ns(m.header.stamp)
+        if k % 8 == 0:
+            found.append((name, at, messages.joint_state(tuple(WIRING.gripper), ns, np.full(2, 1e-4 * k))))
+        found.append((name, at, messages.joint_state(("wheel",), ns, np.ones(1))))
+        found.append((name, at, messages.joint_state(WIRING.joints, ns, np.array(m.position[:7]), np.zeros(7))))
+        k += 1
+    read = streams(write(tmp_path / "bag", found), wiring).states
+    assert len(read.arrived) == k
+    np.testing.assert_allclose(read.values[:, 14], 2e-4 * (np.arange(k) // 8 * 8))
+
+
 def degrees(found):
     return [(n, at, messages.joint_state(tuple(m.name), 1, np.rad2deg(m.position), np.zeros(9)) if n == "joint_states"
              else m) for n, at, m in found]  # fmt: skip
@@ -295,7 +316,7 @@ def foreign(found):
     ("change", "options", "what"),
     [
         (degrees, {}, "look like degrees"),
-        (foreign, {}, "'fr3_joint1' is not one of them"),
+        (foreign, {}, "'panda_joint1' is missing; beside them came"),
         (lambda f: [m for m in f if m[0] != "joint_commands"], {}, "no topic 'joint_commands'.*action=measured"),
         (lambda f: [m for m in f if m[0] != "joint_states"], {}, r"no topic 'joint_states' \(topics.joint_states"),
         (lambda f: [(n, at, Bool() if n == "joint_states" else m) for n, at, m in f], {},

@@ -1,0 +1,144 @@
+"""A limit profile of a URDF and of the maker's sheet, with the source of every number."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy as np
+
+from robopolicy.real.arms.shapes import add_home, add_pairs, capsules_of
+from robopolicy.real.arms.urdf import UrdfError
+from robopolicy.real.arms.urdf_chain import ArmChain
+from robopolicy.real.safety.kinematics import KinematicChain, reach
+from robopolicy.real.safety.profile import FORMAT
+from robopolicy.real.safety.profile_data import check_data
+
+CAUTIOUS = {"acceleration": 5.0, "jerk": 1000.0, "torque": 10.0, "torque_rate": 100.0}  # rad, N·m per s², s³, –, s
+FASTEST = 2 * math.pi  # rad/s: more is a placeholder in most URDFs
+REACH = 1.09  # m, of a Panda from its first axis to the tool, for which a metre counts as a radian
+
+PerJoint = float | tuple[float, ...] | None
+
+
+@dataclass(frozen=True)
+class Sheet:
+    """Numbers of the maker's sheet, one for all joints or one a joint, in rad and N·m per s, s², s³.
+
+    Args:
+        source: name of the sheet; needed where a number is given.
+        low, high: rad, ends of the joints, beside those of the URDF.
+    """
+
+    source: str | None = None
+    low: PerJoint = None
+    high: PerJoint = None
+    velocity: PerJoint = None
+    acceleration: PerJoint = None
+    jerk: PerJoint = None
+    torque: PerJoint = None
+    torque_rate: PerJoint = None
+
+    def of(self, key: str, n: int) -> list[float] | None:
+        """Return [n] numbers of a key; None where the sheet has none.
+
+        Raises:
+            UrdfError: another count, or no source.
+        """
+        value = getattr(self, key)
+        if value is None:
+            return None
+        if not self.source:
+            raise UrdfError(f"{key}: expected the sheet that it is from: give source='<maker, title, revision>'")
+        found = list(value) if isinstance(value, tuple) else [value] * n
+        if len(found) != n:
+            raise UrdfError(f"{key}: expected one number, or {n}, one a joint, found {len(found)}")
+        return [float(v) for v in found]
+
+    @property
+    def keys(self) -> list[str]:
+        return [f.name for f in fields(self) if f.name != "source" and getattr(self, f.name) is not None]
+
+
+def profile_of(
+    chain: ArmChain, text: str, *, name: str, sheet: Sheet, radius: float | None, home: tuple[float, ...] | None
+) -> dict[str, Any]:
+    """Build the data of a limit profile.
+
+    Args:
+        text: the URDF, whose digest goes along.
+        radius: m, of the capsules around the links; None: by the arm's reach.
+        home: rad; None: found.
+
+    Raises:
+        UrdfError, SafetyError: a number is missing or cannot be; named.
+    """
+    n, digest = len(chain.joints), hashlib.sha256(text.encode()).hexdigest()[:16]
+    urdf = f"URDF {name!r}, sha256 {digest}"
+    far = float(reach(_chain(chain), [n], chain.tcp[None])[0, 0])
+    radius = round(max(0.055 * far, 0.015), 3) if radius is None else radius
+    data: dict[str, Any] = {
+        "format": FORMAT, "robot": name, "version": 1, "title": f"{name}, from {chain.base} to {chain.tip}",
+        "sources": {
+            "joints, kinematics": f"{urdf}: from {chain.base!r} to {chain.tip!r}, each frame turned so that z is the "
+            "joint's axis",
+        },
+        "joints": [j.name for j in chain.joints],
+        "kinematics": chain.kinematics | {"length": min(max(round(far / REACH, 2), 0.05), 10.0)},
+        "capsules": capsules_of(chain.offsets, chain.tcp, radius),
+    }  # fmt: skip
+    _limits(data, chain, sheet, urdf)
+    sources = data["sources"]
+    sources["kinematics.length"] = f"chosen: as its reach of {far:.2f} m is to that of a Panda, {REACH} m"
+    sources["capsules, pairs"] = (
+        f"chosen: lines between the joints, with a radius of {radius} m; nothing of the links' shapes is known. Hold "
+        "them against the arm's drawing before a scene is relied on"
+    )
+    add_pairs(data)
+    if home is None:
+        add_home(data)
+        sources["home"] = "chosen: the best conditioned of 1000 poses at random"
+    else:
+        data["home"], sources["home"] = list(home), "given"
+    check_data(data, name)
+    return data
+
+
+def _chain(chain: ArmChain) -> KinematicChain:
+    return KinematicChain(chain.offsets, np.zeros(len(chain.offsets)), chain.tcp, chain.rotations)
+
+
+def _limits(data: dict[str, Any], chain: ArmChain, sheet: Sheet, urdf: str) -> None:
+    """Put ranges and rates into `data`, each with its source."""
+    joints, n, sources = chain.joints, len(chain.joints), data["sources"]
+    data["position"] = {"urdf": {"range": [[j.lower for j in joints], [j.upper for j in joints]]}}
+    sources["position.urdf"] = f"{urdf}: <limit>"
+    if all(j.soft for j in joints):
+        soft = zip(*(j.soft or () for j in joints), strict=True)
+        data["position"]["urdf, soft"] = {"range": [list(row) for row in soft]}
+        sources["position.urdf, soft"] = f"{urdf}: <safety_controller>"
+    low, high = sheet.of("low", n), sheet.of("high", n)
+    if (low is None) != (high is None):
+        raise UrdfError("low, high: expected both or neither")
+    if low is not None:
+        data["position"]["sheet"] = {"range": [low, high]}
+        sources["position.sheet"] = f"maker's sheet: {sheet.source}"
+    for key, theirs in (("velocity", "velocity"), ("torque", "effort")):
+        found = [getattr(j, theirs) for j in joints]
+        if all(v > 0 for v in found):  # NaN is not
+            data[key], sources[key] = found, f"{urdf}: <limit {theirs}>"
+    for key, value in CAUTIOUS.items():
+        if key not in data:
+            data[key], sources[key] = [value] * n, f"conservative default: {value:g}; neither URDF nor sheet says"
+    for key in ("velocity", *CAUTIOUS):
+        if (given := sheet.of(key, n)) is not None:
+            data[key], sources[key] = given, f"maker's sheet: {sheet.source}"
+    if "velocity" not in data:
+        raise UrdfError("velocity: the URDF's <limit> has none for some joint. Give velocity=[…] rad/s and source=")
+    if sheet.velocity is None and max(data["velocity"]) > FASTEST:
+        raise UrdfError(
+            f"velocity: the URDF says {max(data['velocity']):g} rad/s, which is a placeholder in most of them. Give "
+            "the maker's by velocity=[…] rad/s and source="
+        )

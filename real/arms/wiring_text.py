@@ -1,0 +1,87 @@
+"""The text of a wiring for an arm behind a joint_trajectory_controller, to be read and changed by its owner."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+
+from robopolicy.real.arms.urdf import Urdf
+from robopolicy.real.arms.urdf_chain import ArmChain
+
+_TEXT = """\
+# {name}: made by `robopolicy arm new`. Read every line; `robopolicy arm check wiring=…` compares it with the arm.
+#
+# Units are those of ROS (REP 103): rad, rad/s, m, N·m, s. Joints are matched by name, in whatever order they come.
+limits: {limits}
+safety: {{tcp_speed: 0.1}}  # m/s; settings of this cell, which no deployment loosens. Set planes and workspace here
+tick_s: 0.004            # s between commands; the commands are control points of a cubic B-spline
+lead_ticks: {lead}            # a command is for so many ticks later: what its way there may take
+joints:                  # name in the limits: name on the wire
+{joints}
+gripper: {gripper}  # opening between the pads [m] = sum of factor × position of these joints
+frames: {{base: base, tcp: tcp}}
+topics:
+  joint_states: {{name: /joint_states, rate_hz: {rate:g}, reliability: reliable, depth: 10}}
+{gripper_states}  joint_commands: null
+  robot_description: {{name: /robot_description, rate_hz: 1, reliability: reliable, durability: transient_local}}
+  features: null
+  enable: {{name: enable, rate_hz: 50, reliability: reliable, depth: 10}}
+  keys: {{name: keys, rate_hz: 50, reliability: reliable, depth: 50}}
+  trajectory:            # the controller needs interpolate_from_desired_state: true and a position interface
+    {{name: /{controller}/joint_trajectory, rate_hz: 250, reliability: reliable, depth: 100, points: spline,
+     node: {controller}}}
+  gripper: {grip}
+  intervention: {{name: intervention, rate_hz: 20, reliability: reliable, depth: 1}}
+  diagnostics: {{name: /diagnostics, rate_hz: 20, reliability: reliable, depth: 10}}
+cameras: {{}}
+watchdogs:               # s of silence after which each level begins; braking begins there
+  state: {{hold: {hold:g}, fault: {fault:g}}}
+  features: {{slow: 0.05, hold: 0.1, fault: 1.0}}
+  images: {{slow: 0.1, hold: 0.2, fault: 1.0}}
+  enable: {{fault: 0.1}}
+plan_ahead_s: 0.02
+grace_s: 0.02
+"""
+
+
+def fingers_of(urdf: Urdf, chain: ArmChain) -> dict[str, float]:
+    """Return the driven sliding joints beyond the arm, and the m of opening per m of each; mimics count with theirs."""
+    moved = {chain.joints[-1].child}
+    found: dict[str, float] = {}
+    inside = {j.name for j in chain.joints}
+    grew = True
+    while grew:
+        new = {j.child for j in urdf.joints.values() if j.parent in moved and j.name not in inside} - moved
+        moved, grew = moved | new, bool(new)
+    for joint in urdf.joints.values():
+        if joint.type == "prismatic" and joint.parent in moved and joint.name not in inside:
+            driver, factor = (joint.name, 1.0) if joint.mimic is None else (joint.mimic.joint, joint.mimic.multiplier)
+            found[driver] = found.get(driver, 0.0) + factor
+    return {k: v for k, v in found.items() if k in urdf.joints and v > 0 and urdf.joints[k].upper > 0}  # NaN: unknown
+
+
+def wiring_text(
+    chain: ArmChain, *, name: str, limits: str, fingers: Mapping[str, float], strokes: Mapping[str, float],
+    controller: str, rate_hz: float,
+) -> str:  # fmt: skip
+    """Return the YAML text.
+
+    Args:
+        limits: file of the profile, beside the wiring.
+        fingers: factors by joint; none: no gripper. strokes: m that each goes.
+        rate_hz: 1/s of /joint_states.
+    """
+    high = round(sum(factor * strokes[joint] for joint, factor in fingers.items()), 6)
+    grip = "null               # none, or one whose joints turn: write its factors above and its range here"
+    if fingers:
+        grip = (
+            "{name: gripper, rate_hz: 20, reliability: reliable, depth: 1, durability: transient_local,\n"
+            f"            low: 0.0, high: {high:g}, speed: 0.05, squeeze: 0.01, after_fault: keep}}"
+        )
+    hold = max(0.05, math.ceil(250 / rate_hz) / 100)
+    return _TEXT.format(
+        name=name, limits=json.dumps(limits), controller=controller, rate=rate_hz, grip=grip, gripper_states="",
+        joints="\n".join(f"  {json.dumps(j.name)}: {json.dumps(j.name)}" for j in chain.joints),
+        gripper=json.dumps(dict(fingers)), hold=hold, fault=max(0.2, 4 * hold), lead=3,
+    )  # fmt: skip

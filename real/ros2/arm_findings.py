@@ -1,0 +1,164 @@
+"""What a running arm's messages say against its wiring and its limits. Independent of ROS's graph."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+from sensor_msgs.msg import JointState
+
+from robopolicy.doctor.checks import Check
+from robopolicy.real.arms.geometry import differences
+from robopolicy.real.arms.urdf import UrdfError
+from robopolicy.real.ros2.joint_states import stamp_of
+from robopolicy.real.ros2.messages import StateReader
+from robopolicy.real.ros2.remote_arm import STILL
+from robopolicy.real.ros2.urdf import check_urdf
+from robopolicy.real.ros2.wiring import Wiring
+from robopolicy.real.safety import SafetyError
+from robopolicy.real.safety.array_ops import Array
+
+SLOW = 0.8  # of the wiring's rate
+COARSE = 0.02  # rad: a joint whose position moves in larger steps is not followed
+MOST = 256  # joints of others that are told apart
+MOVED = 0.02  # rad: a joint that went further shows its direction
+
+
+@dataclass
+class Heard:
+    """Messages of a few seconds."""
+
+    states: list[tuple[float, float, Array, Array]] = field(default_factory=list)  # receipt, stamp [s], q, qd
+    refused: Counter[str] = field(default_factory=Counter)  # messages of the arm, by reason
+    foreign: Counter[str] = field(default_factory=Counter)  # joints of others
+    empty: int = 0
+    description: str | None = None
+    fingers: int = 0  # messages with the gripper's joints
+
+    def take(self, reader: StateReader, message: JointState, at: float) -> None:
+        """Sort a message that was received at `at` s of the system's clock."""
+        if not message.name:
+            self.empty += 1
+        ours = {*reader.wiring.joints, *reader.wiring.gripper}
+        if len(self.foreign) < MOST:
+            self.foreign.update(n for n in message.name[:MOST] if n not in ours)
+        try:
+            if reader.has_gripper(message):
+                reader.read_gripper(message)
+                self.fingers += 1
+            if reader.has_arm(message):
+                state = reader.read(message)
+                self.states.append((at, stamp_of(message), state.q, state.qd))
+        except SafetyError as error:
+            self.refused[str(error)] += 1
+
+
+def findings(heard: Heard, wiring: Wiring) -> Iterator[Check]:
+    """Yield one finding each on names, units, rate, latency, resolution, directions, gripper and description."""
+    topic = wiring.topic("joint_states")
+    if heard.refused:
+        why, count = heard.refused.most_common(1)[0]
+        yield Check("joint states", False, f"{count} of {heard.refused.total()} refused: {why}", "as it says")
+    if not heard.states and not heard.refused:
+        others = f"; joints of others: {sorted(heard.foreign)[:16]}" if heard.foreign else ""
+        yield Check(
+            "joint states", False, f"no state of {list(wiring.joints)} on {topic.name!r}{others}",
+            "start the driver; compare `joints` and topics.joint_states of the wiring with it",
+        )  # fmt: skip
+    if not heard.states:
+        return
+    if not heard.refused:
+        yield Check("joint states", True, f"{len(heard.states)} messages with all {len(wiring.joints)} joints, in rad")
+    beside = ", ".join(sorted(heard.foreign)[:16]) or "none"
+    yield Check("joints of others", True, f"{beside}; {heard.empty} empty messages: left out")
+    at, stamps = (np.array([s[k] for s in heard.states]) for k in (0, 1))
+    q, qd = (np.array([s[k] for s in heard.states]) for k in (2, 3))
+    yield from _times(at, stamps, wiring)
+    yield from _motion(at, q, qd, wiring)
+    if wiring.gripper:
+        yield Check(
+            "gripper", heard.fingers > 0, f"{heard.fingers} messages of {list(wiring.gripper)}",
+            "compare `gripper` and topics.gripper_states of the wiring with its driver",
+        )  # fmt: skip
+    yield from _description(heard, wiring)
+
+
+def _times(at: Array, stamps: Array, wiring: Wiring) -> Iterator[Check]:
+    """Judge rate and latency."""
+    topic, dog = wiring.topic("joint_states"), wiring.watchdogs["state"]
+    patience = min(dog.hold, dog.fault)
+    gaps = np.diff(at)
+    rate = len(gaps) / float(at[-1] - at[0]) if len(gaps) and at[-1] > at[0] else 0.0
+    longest = float(gaps.max()) if len(gaps) else math.inf
+    said = f"{rate:.1f} Hz of {topic.rate_hz:g}, longest gap {1000 * longest:.0f} ms of {1000 * patience:.0f}"
+    yield Check(
+        "rate", rate >= SLOW * topic.rate_hz and longest < patience, said,
+        f"set topics.joint_states.rate_hz: {rate:.0f}, and watchdogs.state.hold to two messages or more",
+    )  # fmt: skip
+    if not stamps.all():
+        yield Check("latency", False, "stamps are 0", "let the driver set header.stamp")
+        return
+    late = at - stamps
+    low, middle, high = np.percentile(late, [0, 50, 99])
+    said = f"{1000 * middle:.1f} ms in the middle, {1000 * high:.1f} ms in 99 of 100, from receipt to stamp"
+    yield Check(
+        "latency", low > -patience and high < patience, said, "let both clocks agree (chrony, PTP), or relieve the line"
+    )
+
+
+def _motion(at: Array, q: Array, qd: Array, wiring: Wiring) -> Iterator[Check]:
+    """Judge resolution, rest and directions: whether velocities are those of the positions."""
+    names = wiring.joints
+    steps = np.abs(np.diff(q, axis=0))
+    finest = np.array([column[column > 0].min(initial=np.inf) for column in steps.T])
+    seen = np.isfinite(finest)
+    worst = float(finest[seen].max()) if seen.any() else 0.0
+    said = f"steps of {worst:.1e} rad at most, of {int(seen.sum())} joints that changed" if seen.any() else "no change"
+    yield Check("resolution", worst < COARSE, said, "use an encoder or a driver of finer steps")
+    moved, way = np.ptp(q, axis=0), q - q[0]
+    by_velocity = np.concatenate([np.zeros((1, q.shape[1])), np.cumsum(0.5 * (qd[1:] + qd[:-1]) * np.diff(at)[:, None],
+                                                                       axis=0)])  # fmt: skip
+    for k in np.flatnonzero(moved > MOVED):
+        ratio = float((way[:, k] @ by_velocity[:, k]) / max(way[:, k] @ way[:, k], 1e-12))
+        yield Check(
+            f"direction of {names[k]}", 0.5 < ratio < 2.0,
+            f"went {moved[k]:.2f} rad; its velocity says {ratio:.2f} times that",
+            "the driver's velocity has another sign or unit (rad/s) than its position",
+        )  # fmt: skip
+    if still := [names[k] for k in np.flatnonzero(moved <= MOVED)]:
+        yield Check(
+            "directions", True, f"not observed, as they did not move: {', '.join(still)}. Move each by hand or by "
+            "pendant while this runs, and see that + is the + of the drawing",
+        )  # fmt: skip
+    if (moved <= MOVED).all():
+        fastest = float(np.abs(qd).max())
+        yield Check(
+            "rest", fastest <= STILL, f"velocities to {fastest:.3f} rad/s at rest, of {STILL}",
+            "let the driver filter its velocities: the node takes an arm of such for one that moves",
+        )  # fmt: skip
+
+
+def _description(heard: Heard, wiring: Wiring) -> Iterator[Check]:
+    """Judge the arm's own URDF."""
+    topic = wiring.topics["robot_description"]
+    if topic is None:
+        yield Check("description", True, "the wiring names no topic for it: unchecked")
+        return
+    if heard.description is None:
+        yield Check(
+            "description", False, f"nothing has come on {topic.name!r}", "start robot_state_publisher, or set null"
+        )
+        return
+    profile = wiring.profile(**wiring.safety)
+    try:
+        check_urdf(profile, heard.description, wiring.joints)
+        found = differences(profile, heard.description, wiring.joints)
+    except (SafetyError, UrdfError) as error:
+        found = [str(error)]
+    yield Check(
+        "description", not found, "; ".join(found) or "the URDF permits all that the limits permit, and has their axes",
+        "use the limits of this arm: robopolicy arm new urdf=…",
+    )  # fmt: skip

@@ -1,0 +1,172 @@
+"""Run one job of a sweep, in any process."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from robopolicy.config.compose import compose
+from robopolicy.config.sweeps import Sweep, Values
+from robopolicy.config.verb import Verb
+from robopolicy.core.errors import RobopolicyError
+
+if TYPE_CHECKING:
+    from robopolicy.runs.sweep_job import JobState
+
+STOP = ".stop"  # in the folder of the sweep: no further job begins
+
+
+@dataclass(frozen=True)
+class SweepJob:
+    """Runs one job of a sweep, in any process.
+
+    Args:
+        names: {ident of a job's values: name of its run}.
+        modules, path: admitted modules and import path of the parent.
+        parallel: other jobs run beside. What the job says goes to its folder, its beginning and end to the terminal.
+    """
+
+    verb: Verb
+    found: Sweep
+    folder: Path
+    names: dict[tuple[tuple[str, str], ...], str]
+    config_dirs: tuple[Path, ...]
+    modules: tuple[str, ...]
+    path: tuple[str, ...]
+    parallel: bool
+
+    def __call__(self, values: Values) -> float | None:
+        """Run the job, unless it is finished; return the success that sweepers optimise.
+
+        Raises:
+            RobopolicyError: the job failed, and a sweeper must know. Else its state says so, and other jobs go on.
+        """
+        from robopolicy.config import registry
+        from robopolicy.runs.sweep_job import is_finished, read_job, run_names
+
+        if _stop.asked or (self.folder / STOP).exists():
+            return None
+        if self.parallel:
+            sys.path[:] = self.path
+            _stop.listen()
+        for module in self.modules:
+            registry.allow(module)
+        name = self.names.get(ident(values)) or run_names([values])[0]
+        run_dir = self.folder / name
+        config = compose(
+            self.verb, self.found.overrides(values), settings={"run_dir": run_dir}, config_dirs=self.config_dirs
+        )
+        if "group" in (tracker := config.get("tracker") or {}) and tracker["group"] is None:
+            tracker["group"] = self.folder.resolve().name
+        if is_finished(run_dir, config):
+            print(f"finished before: {name}", flush=True)
+            job = read_job(run_dir)
+        else:
+            print(f"begins: {name}", flush=True)
+            job = self._train(run_dir, values, config)
+            print(f"{job.state}: {name}{job.error and f': {job.error}'}", flush=True)
+        assert job is not None
+        if job.state == "failed" and self.found.optimises:
+            raise RobopolicyError(f"{name}: {job.error}")
+        return job.success
+
+    def _train(self, run_dir: Path, values: Values, config: dict[str, Any]) -> JobState:
+        """Train and record the state of the job."""
+        from robopolicy.cli.run_verb import call
+        from robopolicy.runs.sweep_job import JobState, last_success
+
+        job = JobState(values=values, state="begun")
+        job.save(run_dir)
+        try:
+            with (
+                _called(self._command(run_dir, values)),
+                _said_in(run_dir / "output.log" if self.parallel else None),
+                _stop.raising(),
+            ):
+                call(self.verb, config)
+            job = JobState(values=values, state="finished", success=last_success(run_dir))
+            if job.success is None and self.found.optimises:
+                job = JobState(values=values, state="failed", error="no evaluation was logged")
+        except KeyboardInterrupt:
+            job = JobState(values=values, state="interrupted")
+            if not self.parallel:
+                raise
+            _stop.asked = True
+        except (RobopolicyError, OSError) as error:
+            job = JobState(values=values, state="failed", error=str(error))
+        except Exception as error:
+            traceback.print_exc()
+            job = JobState(values=values, state="failed", error=f"{type(error).__name__}: {error}")
+        finally:
+            job.save(run_dir)
+        return job
+
+    def _command(self, run_dir: Path, values: Values) -> list[str]:
+        """Return the command line that runs this job alone."""
+        texts = [text for text in self.found.overrides(values) if not text.lstrip("+").startswith("run_dir=")]
+        options = [word for folder in self.config_dirs for word in ("--config-dir", str(folder))]
+        options += [word for module in self.modules for word in ("--allow", module)]
+        return ["robopolicy", self.verb.name, *texts, f"run_dir={run_dir}", *options]
+
+
+class _Stop:
+    """Stop of a worker process by SIGINT: the training saves and ends, and no other job begins."""
+
+    def __init__(self) -> None:
+        self.asked = self.inside = False
+
+    def listen(self) -> None:
+        """Leave the terminal's group, and take SIGINT from the parent alone."""
+        if signal.getsignal(signal.SIGINT) != self._ask:
+            with contextlib.suppress(OSError):  # leads a session already
+                os.setpgid(0, 0)
+            signal.signal(signal.SIGINT, self._ask)
+
+    @contextlib.contextmanager
+    def raising(self) -> Iterator[None]:
+        """Raise KeyboardInterrupt in the block, where the training itself does not take the signal."""
+        self.inside = True
+        try:
+            yield
+        finally:
+            self.inside = False
+
+    def _ask(self, number: int, frame: Any) -> None:
+        self.asked = True
+        if self.inside:
+            raise KeyboardInterrupt
+
+
+_stop = _Stop()
+
+
+@contextlib.contextmanager
+def _called(arguments: list[str]) -> Iterator[None]:
+    """Let the run record the command that repeats it alone."""
+    before, sys.argv = sys.argv, arguments
+    try:
+        yield
+    finally:
+        sys.argv = before
+
+
+@contextlib.contextmanager
+def _said_in(file: Path | None) -> Iterator[None]:
+    """Append what is printed to `file`; None: leave it on the terminal."""
+    if file is None:
+        yield
+        return
+    with file.open("a", encoding="utf-8") as log, contextlib.redirect_stdout(log), contextlib.redirect_stderr(log):
+        yield
+
+
+def ident(values: Values) -> tuple[tuple[str, str], ...]:
+    """Return the values of a job as a key of a dict."""
+    return tuple(sorted(values.items()))

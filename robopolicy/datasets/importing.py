@@ -1,0 +1,151 @@
+"""Make a LeRobot dataset that others recorded ready for training (`robopolicy data import`)."""
+
+from __future__ import annotations
+
+import shlex
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any, Literal
+
+import pydantic
+
+from robopolicy.core.errors import ConfigError, DataError
+from robopolicy.core.types import ActionSpec
+from robopolicy.core.untrusted import checked, read_yaml
+from robopolicy.datasets.action_facts import ASKED, ActionFacts, join_facts
+from robopolicy.datasets.foreign import copied, fetch, format_of, is_hub
+from robopolicy.datasets.infer import Fact, infer_facts, infer_names
+from robopolicy.datasets.lerobot_reader import annotate_dataset
+from robopolicy.datasets.source import DatasetInfo
+
+Outcomes = Literal["recorded", "success"]
+
+
+class FactsFile(pydantic.BaseModel):
+    """A YAML file of the keys of `data import`."""
+
+    model_config = pydantic.ConfigDict(extra="forbid")
+
+    action: ActionFacts = ActionFacts()
+    outcomes: Outcomes | None = None
+    rename: dict[str, str] | None = None
+
+
+def data_import(
+    *,
+    dataset: Path,
+    out: Path | None = None,
+    action: ActionFacts | None = None,
+    outcomes: Outcomes | None = None,
+    rename: dict[str, str] | None = None,
+    facts: Path | None = None,
+) -> Path:
+    """Write down how to read a LeRobot dataset of others: what its actions mean, and which episodes succeeded.
+
+    Facts are taken from the keys, then from the file `facts`, then inferred from names and numbers of the dataset.
+
+    Args:
+        dataset: a LeRobotDataset (v3, or v2.1, which is converted), or hub:<owner>/<name>[@<revision>].
+        out: folder of a copy; needed for a dataset of the hub, or of v2.1. None: the dataset itself is annotated.
+        action: what an action means, as in ActionSpec; what is left out is inferred.
+        outcomes: success: every episode reaches the goal; recorded: as the dataset says, if it does. None: recorded.
+        rename: {the dataset's key: ours} of observations; None: cameras get the names that policies expect.
+        facts: YAML file with `action`, `outcomes` and `rename`, for datasets that are recorded again and again.
+
+    Returns:
+        The folder to train on.
+
+    Raises:
+        ConfigError: facts are missing; all of them are asked for, by key.
+        DataError: no dataset, a damaged one, or one that cannot be fetched or converted.
+    """
+    source = fetch(str(dataset)) if is_hub(dataset) else dataset
+    version = format_of(source)
+    if out is None and (is_hub(dataset) or not version.startswith("v3.")):
+        why = "fetched" if is_hub(dataset) else f"converted from LeRobot's {version}"
+        raise ConfigError(f"out: is needed, as the dataset is {why}. Add out=data/{_name(dataset)}")
+    given = FactsFile() if facts is None else read_facts(facts)
+    merged = ActionFacts(**{**given.action.given, **(action.given if action else {})})
+    with copied(source, out) if out is not None else nullcontext(source) as folder:
+        opened = DatasetInfo.open(folder, {})
+        spec, inferred = _action(opened, merged, dataset, out)
+        renamed = next(r for r in (rename, given.rename, infer_names(opened)) if r is not None)
+        chosen = outcomes or given.outcomes or "recorded"
+        annotate_dataset(folder, action_spec=spec, rename=renamed, outcomes=chosen, inferred=inferred)
+    _report(out or source, opened, spec, inferred, renamed, chosen, version)
+    return out or source
+
+
+def read_facts(file: Path) -> FactsFile:
+    """Read a YAML file of facts.
+
+    Raises:
+        ConfigError: no such file, or a key or value that is unknown.
+    """
+    if not file.is_file():
+        raise ConfigError(f"facts={file}: no such file. Expected YAML with action, outcomes or rename.")
+    return checked(FactsFile, read_yaml(file, error=ConfigError), f"facts={file}", error=ConfigError)
+
+
+def mending_command(source: DatasetInfo) -> str:
+    """Return the command that says what a dataset's actions mean, with the keys that it would ask for.
+
+    Raises:
+        DataError: it has no actions that are vectors of finite numbers.
+    """
+    known = {k: fact.value for k, fact in infer_facts(source).items()}
+    asked = join_facts(known, ActionFacts(), source.columns["action"].shape[0], "action")[1]
+    return command(source.root, None, asked)
+
+
+def command(dataset: Path, out: Path | None, keys: list[str]) -> str:
+    """Return the command that imports a dataset, with places for what is missing."""
+    parts = [f"dataset={dataset}", *([f"out={out}"] if out else [])]
+    return " ".join(["robopolicy data import", *map(shlex.quote, parts), *(f"action.{k}=…" for k in keys)])
+
+
+def _action(
+    source: DatasetInfo, given: ActionFacts, dataset: Path, out: Path | None
+) -> tuple[ActionSpec, dict[str, str]]:
+    """Return the meaning of the actions, and the reasons of its inferred fields."""
+    if source.meta is not None and source.meta.provenance.get("annotated") is not True:
+        raise DataError(f"{dataset}: was recorded by robopolicy and says already what its actions mean. Train on it.")
+    found: dict[str, Fact] = infer_facts(source)
+    dim = source.columns["action"].shape[0]
+    fields, unknown = join_facts({k: fact.value for k, fact in found.items()}, given, dim, "action")
+    if unknown:
+        asked = "".join(f"\n  action.{k}={ASKED[k].format(dim=dim)}" for k in unknown)
+        raise ConfigError(
+            f"{dataset}: does not show what its actions mean. Its {dim} channels are {', '.join(fields['names'])}. "
+            f"Repeat {command(dataset, out, unknown)} with:{asked}"
+        )
+    return ActionSpec(**fields), {k: fact.reason for k, fact in found.items() if k not in given.given}
+
+
+def _report(
+    path: Path, source: DatasetInfo, spec: ActionSpec, inferred: dict[str, str], rename: dict[str, str],
+    outcomes: Outcomes, version: str,
+) -> None:  # fmt: skip
+    print(f"{path}: {source.info.total_episodes} episodes, {source.info.total_frames} frames at {source.fps:g} Hz"
+          + ("" if version.startswith("v3.") else f", converted from {version}"))  # fmt: skip
+    for name, reason in inferred.items():
+        print(f"  inferred action.{name}={_shown(getattr(spec, name))}: {reason}")
+    for old, new in rename.items():
+        print(f"  {old} is read as {new}")
+    if outcomes == "recorded" and not {"next.success", "next.reward"} & set(source.columns):
+        print("  no success is recorded: imitation needs none; for reinforcement learning, if every episode reaches "
+              "the goal, repeat with outcomes=success")  # fmt: skip
+    print("A wrong fact is replaced by repeating the command with its key. Limits are those of the data: give "
+          "action.low and action.high before you deploy.\n"
+          f"Next: robopolicy data check dataset={path}; robopolicy train dataset={path} run_dir=runs/bc")  # fmt: skip
+
+
+def _shown(value: Any) -> str:
+    """Write a value as the command line takes it."""
+    if isinstance(value, tuple):
+        return f"[{','.join(f'{v:.4g}' if isinstance(v, float) else str(v) for v in value)}]"
+    return "none" if value is None else str(value) or "''"
+
+
+def _name(dataset: Path) -> str:
+    return dataset.name.partition("@")[0]

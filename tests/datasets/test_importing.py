@@ -1,0 +1,227 @@
+"""`robopolicy data import`: datasets of LeRobot's own, from a folder, the hub's cache and format v2.1."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from robopolicy.cli.main import main
+from robopolicy.core.errors import ConfigError, DataError
+from robopolicy.core.types import ActionSpec, Feature
+from robopolicy.datasets.action_facts import ActionFacts
+from robopolicy.datasets.foreign import HUB, fetch
+from robopolicy.datasets.importing import data_import
+from robopolicy.datasets.inspect import data_check
+from robopolicy.datasets.lerobot_reader import load_episodes
+from robopolicy.datasets.lerobot_writer import DatasetWriter
+
+JOINTS = ("shoulder_pan.pos", "elbow_flex.pos", "gripper.pos")
+LENGTHS = (12, 9)
+
+
+def arrays(length: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """States [T 3], and absolute joint targets [T 3] that the next state reaches."""
+    walk = np.cumsum(np.random.default_rng(seed).normal(size=(length + 1, 3)), axis=0).astype(np.float32)
+    walk = 2.0 * walk / np.abs(walk).max(0)
+    return walk[:-1], walk[1:]
+
+
+def recorded(path: Path, *, names: tuple[str, ...] = JOINTS, action: Any = None, rename: Any = None) -> Path:
+    """A dataset of LeRobot's without a word of ours."""
+    spec = ActionSpec(
+        names=names, units=("1",) * 3, low=(-9.0,) * 3, high=(9.0,) * 3, frame="joint", tcp="x", rotation="joint",
+        reference="absolute", gripper=None, gripper_meaning="",
+    )  # fmt: skip
+    observation = {"observation.state": Feature((3,), names=names)}
+    with DatasetWriter(path, observation=observation, action=spec, dt=0.1, tasks=("reach",)) as writer:
+        for seed, length in enumerate(LENGTHS):
+            state, target = arrays(length, seed)
+            done = np.zeros(length, dtype=bool)
+            writer.add_episode(
+                obs={"observation.state": state}, action=target if action is None else action(length), reward=done,
+                success=done, terminated=False, task="reach", seed=seed,
+            )  # fmt: skip
+    (path / "meta" / "robopolicy.json").unlink()
+    return path
+
+
+def old_format(path: Path) -> Path:
+    """The same arrays in LeRobot's format v2.1."""
+    columns = {"timestamp": "float32", "frame_index": "int64", "episode_index": "int64", "index": "int64",
+               "task_index": "int64"}  # fmt: skip
+    vectors = {k: {"dtype": "float32", "shape": [3], "names": list(JOINTS)} for k in ("observation.state", "action")}
+    features = vectors | {k: {"dtype": v, "shape": [1], "names": None} for k, v in columns.items()}
+    info = {
+        "codebase_version": "v2.1", "robot_type": "arm", "total_episodes": 2, "total_frames": sum(LENGTHS),
+        "total_tasks": 1, "total_videos": 0, "total_chunks": 1, "chunks_size": 1000, "fps": 10,
+        "splits": {"train": "0:2"},
+        "data_path": "data/chunk-{episode_chunk:03d}/episode_{episode_index:06d}.parquet", "video_path": None,
+        "features": features,
+    }  # fmt: skip
+    (path / "meta").mkdir(parents=True)
+    (path / "data" / "chunk-000").mkdir(parents=True)
+    (path / "meta" / "info.json").write_text(json.dumps(info))
+    (path / "meta" / "tasks.jsonl").write_text(json.dumps({"task_index": 0, "task": "reach"}) + "\n")
+    episodes, stats, first = [], [], 0
+    for seed, length in enumerate(LENGTHS):
+        state, action = arrays(length, seed)
+        frame = np.arange(length)
+        table = {"observation.state": list(state), "action": list(action), "timestamp": (frame / 10).astype(np.float32),
+                 "frame_index": frame, "episode_index": np.full(length, seed), "index": first + frame,
+                 "task_index": np.zeros(length, dtype=np.int64)}  # fmt: skip
+        pd.DataFrame(table).to_parquet(path / "data" / "chunk-000" / f"episode_{seed:06d}.parquet")
+        episodes.append({"episode_index": seed, "tasks": ["reach"], "length": length})
+        values = {k: np.stack(v) if k in vectors else np.asarray(v)[:, None] for k, v in table.items()}
+        stats.append({"episode_index": seed, "stats": {k: {
+            "min": v.min(0).tolist(), "max": v.max(0).tolist(), "mean": v.mean(0).tolist(), "std": v.std(0).tolist(),
+            "count": [length]} for k, v in values.items()}})  # fmt: skip
+        first += length
+    for name, rows in (("episodes", episodes), ("episodes_stats", stats)):
+        (path / "meta" / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """LeRobot's home with a dataset in the hub's cache, as a download leaves it; there is no network."""
+    from huggingface_hub import constants
+    from lerobot.utils import constants as lerobot
+
+    home = tmp_path / "home"
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(lerobot, "HF_LEROBOT_HOME", home)
+    monkeypatch.setattr(lerobot, "HF_LEROBOT_HUB_CACHE", home / "hub")
+    cache, commit = home / "hub" / "datasets--somebody--arm", "c" * 40
+    (cache / "refs").mkdir(parents=True)
+    (cache / "refs" / "v3.0").write_text(commit)
+    (cache / "blobs").mkdir()
+    source, snapshot = recorded(tmp_path / "uploaded"), cache / "snapshots" / commit
+    for number, file in enumerate(sorted(p for p in source.rglob("*") if p.is_file())):
+        blob, link = cache / "blobs" / f"{number:040d}", snapshot / file.relative_to(source)
+        file.rename(blob)
+        link.parent.mkdir(parents=True, exist_ok=True)
+        link.symlink_to(blob)
+    return cache
+
+
+def test_joint_targets_are_inferred_and_trained_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = recorded(tmp_path / "arm")
+    assert main(["train", "policy=gaussian", f"dataset={path}", f"run_dir={tmp_path / 'run'}", "tracker=quiet"]) == 1
+    assert f"robopolicy data import dataset={path}" in capsys.readouterr().err
+    assert main(["data", "import", f"dataset={path}", "action.units=[deg,deg,1]"]) == 0, "1 is a number for Hydra"
+    assert load_episodes(path).action_spec.units == ("deg", "deg", "1")
+    assert main(["data", "import", f"dataset={path}", "outcomes=success"]) == 0, "replaces the wrong units"
+    said = capsys.readouterr().out
+    assert "inferred action.reference=absolute" in said and "action.units=[rad,rad,1]" in said
+    episodes = load_episodes(path)
+    spec = episodes.action_spec
+    assert (spec.names, spec.frame, spec.rotation, spec.gripper) == (JOINTS, "joint", "joint", 2)
+    assert spec.low == pytest.approx(episodes.action.min(0).values.tolist())
+    assert episodes.success.sum() == 2 and episodes.dt == pytest.approx(0.1)
+    written = json.loads((path / "meta" / "robopolicy.json").read_text())["provenance"]
+    assert set(written["inferred"]) >= {"low", "units", "reference"}, "guesses can be told from statements"
+    data_check(dataset=path)
+
+
+def test_facts_of_the_command_line_win_over_the_file_and_that_over_the_data(tmp_path: Path) -> None:
+    path = recorded(tmp_path / "arm")
+    facts = tmp_path / "facts.yaml"
+    facts.write_text("action: {units: [deg], low: [-180], tcp: flange}\noutcomes: success\n")
+    data_import(dataset=path, facts=facts, action=ActionFacts(units=("rad",)))
+    found = load_episodes(path)
+    assert (found.action_spec.units, found.action_spec.low, found.action_spec.tcp) == (
+        ("rad",) * 3, (-180.0,) * 3, "flange")  # fmt: skip
+    assert found.success.any()
+    facts.write_text("action: {unit: [deg]}\n")
+    with pytest.raises(ConfigError, match="units"):
+        data_import(dataset=path, facts=facts)
+
+
+@pytest.mark.parametrize(
+    ("names", "action", "asked"),
+    [
+        (("a", "b", "c"), None, {"units", "frame", "tcp", "rotation"}),  # absolute, of what?
+        (("dx", "dy", "dz"), lambda n: np.full((n, 3), 0.01), {"units", "frame", "tcp", "reference"}),
+        (JOINTS, lambda n: 100.0 * np.random.default_rng(0).normal(size=(n, 3)), {"units", "reference"}),
+    ],
+)
+def test_what_the_data_do_not_show_is_asked_for_at_once(
+    tmp_path: Path, names: tuple[str, ...], action: Any, asked: set[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = recorded(tmp_path / "arm", names=names, action=action)
+    with pytest.raises(ConfigError) as error:
+        data_import(dataset=path)
+    lines = str(error.value).splitlines()[1:]
+    assert {line.strip().split("=")[0] for line in lines} == {f"action.{key}" for key in asked}
+    assert not (path / "meta" / "robopolicy.json").exists()
+    data_check(dataset=path)
+    shown = capsys.readouterr().out
+    assert all(f"action.{key}=…" in shown for key in asked), "the command that mends it"
+
+
+def test_a_dataset_of_the_hub_is_taken_from_lerobots_cache_without_a_network(hub: Path, tmp_path: Path) -> None:
+    name = Path(f"{HUB}somebody/arm")
+    with pytest.raises(ConfigError, match="out=data/arm"):
+        data_import(dataset=name)
+    out = data_import(dataset=name, out=tmp_path / "data" / "arm")
+    assert load_episodes(out).num_frames == sum(LENGTHS)
+    assert not any(p.is_symlink() for p in out.rglob("*"))
+    assert not list(hub.rglob("robopolicy.json")), "the cache is as it was"
+    with pytest.raises(DataError, match="exists"):
+        data_import(dataset=name, out=out)
+    with pytest.raises(DataError, match="nobody/there"):
+        fetch(f"{HUB}nobody/there")
+    with pytest.raises(DataError, match=r"\.\./x"):
+        fetch(f"{HUB}../x")
+
+
+def test_lerobots_own_folder_of_a_dataset_comes_first(hub: Path) -> None:
+    own = recorded(hub.parents[1] / "me" / "mine")
+    assert fetch(f"{HUB}me/mine") == own
+
+
+def test_commands_say_how_to_fetch_a_dataset_of_the_hub(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["train", "policy=gaussian", f"dataset={HUB}a/b", f"run_dir={tmp_path / 'run'}", "tracker=quiet"]
+    assert main(arguments) == 1
+    assert f"robopolicy data import dataset={HUB}a/b out=data/b" in capsys.readouterr().err
+
+
+def test_format_2_1_is_converted_in_a_copy(tmp_path: Path) -> None:
+    path = old_format(tmp_path / "old")
+    before = {p: p.read_bytes() for p in path.rglob("*") if p.is_file()}
+    with pytest.raises(DataError, match=rf"robopolicy data import dataset={path} out="):
+        load_episodes(path)
+    out = data_import(dataset=path, out=tmp_path / "new")
+    found = load_episodes(out)
+    assert found.lengths.tolist() == list(LENGTHS) and found.tasks == ("reach",)
+    np.testing.assert_array_equal(found.action[: LENGTHS[0]].numpy(), arrays(LENGTHS[0], 0)[1])
+    assert {p: p.read_bytes() for p in path.rglob("*") if p.is_file()} == before
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["new", "old"], "no folder of the conversion is left"
+    data_check(dataset=out)
+
+
+def test_hostile_old_datasets_are_refused(tmp_path: Path) -> None:
+    path = old_format(tmp_path / "old")
+    info = json.loads((path / "meta" / "info.json").read_text())
+    info["features"]["observation.images.../../x"] = {"dtype": "video", "shape": [4, 4, 3], "names": None}
+    (path / "meta" / "info.json").write_text(json.dumps(info))
+    with pytest.raises(DataError, match="names without"):
+        data_import(dataset=path, out=tmp_path / "new")
+    (path / "data" / "link.parquet").symlink_to("/etc/hostname")
+    with pytest.raises(DataError, match="link"):
+        data_import(dataset=path, out=tmp_path / "new")
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_dataset_of_ours_is_refused(tmp_path: Path) -> None:
+    path = recorded(tmp_path / "arm")
+    data_import(dataset=path)
+    meta = path / "meta" / "robopolicy.json"
+    meta.write_text(meta.read_text().replace('"annotated": true', '"env": "reach"'))
+    with pytest.raises(DataError, match="says already"):
+        data_import(dataset=path)

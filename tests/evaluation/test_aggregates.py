@@ -1,0 +1,60 @@
+"""evaluation/aggregates.py: values computed by hand, and intervals that cover as they say."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from robopolicy.core.errors import ConfigError
+from robopolicy.evaluation.aggregates import (
+    improvement,
+    iqm,
+    pooled_difference,
+    pooled_rate,
+    seeds_rate,
+    stratified_bootstrap,
+)
+
+
+def test_the_interquartile_mean_leaves_out_both_quarters() -> None:
+    assert iqm([np.array([0.0, 1.0, 2.0, 9.0]), np.array([3.0, 4.0, 5.0, 100.0])]) == (2 + 3 + 4 + 5) / 4
+
+
+def test_improvement_counts_pairs_and_ties_by_half() -> None:
+    a, b = np.array([0.1, 0.5]), np.array([0.5, 0.6, 0.2])
+    assert improvement([a], [b]) == pytest.approx((1 + 0.5 + 1 + 1 + 1 + 0) / 6)
+    assert improvement([a, a], [b, a]) == pytest.approx((improvement([a], [b]) + 0.5) / 2)
+
+
+def test_the_stratified_bootstrap_draws_within_tasks() -> None:
+    apart = [np.array([0.0, 0.0]), np.array([1.0, 1.0])]
+    found = stratified_bootstrap([apart], lambda scores: float(np.concatenate(scores).mean()))
+    assert found == (0.5, 0.5, 0.5), "a bootstrap over all trainings at once would move"
+    with pytest.raises(ConfigError, match="training seed"):
+        stratified_bootstrap([[np.array([])]], iqm)
+
+
+def test_all_successes_are_no_certainty() -> None:
+    value, low, high = seeds_rate(np.ones((2, 50)))
+    assert (value, high) == (1.0, 1.0) and low == pytest.approx(0.9287, abs=1e-3)  # Wilson's of 50 of 50
+
+
+def test_the_interval_of_a_rate_covers_the_algorithms_mean() -> None:
+    rng, hits = np.random.default_rng(0), 0
+    for _ in range(30):
+        level = np.clip(rng.normal(0.6, 0.08, size=(12, 1)), 0, 1)
+        table = (rng.random((12, 100)) < level).astype(float)
+        found = seeds_rate(table)
+        hits += found.low <= 0.6 <= found.high
+    assert hits >= 26
+
+
+def test_pairing_narrows_a_difference() -> None:
+    rng = np.random.default_rng(1)
+    hard = rng.random(200)
+    a = np.array([(hard < 0.5 + s).astype(float) for s in (0.0, 0.1, -0.1)])
+    b = np.array([(hard < 0.6 + s).astype(float) for s in (0.0, 0.1, -0.1)])
+    paired, apart = (pooled_difference([a], [b], paired=how, level=0.95) for how in (True, False))
+    assert paired.value == apart.value == pytest.approx(b.mean() - a.mean())
+    assert paired.low > 0 and paired.high - paired.low < 0.6 * (apart.high - apart.low)
+    assert pooled_rate([a, b]).value == pytest.approx((a.mean() + b.mean()) / 2)

@@ -1,0 +1,134 @@
+"""Limits and a wiring of a URDF: what they hold, where it is from, and what is refused."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from robopolicy.cli.main import main
+from robopolicy.core.errors import RobopolicyError
+from robopolicy.real.arms.new import arm_new
+from robopolicy.real.arms.urdf import UrdfError
+from robopolicy.real.control.arm_kinematics import kinematics_of
+from robopolicy.real.ros2.urdf import check_urdf
+from robopolicy.real.ros2.wiring import load_wiring
+from robopolicy.real.safety import CommandLimiter, load_profile
+from robopolicy.real.safety.audit import joint_violations, space_violations
+from robopolicy.sim.kinematics import forward
+from tests.real.adversary import targets
+from tests.real.arms.robots import joint, random_arm, robot, simple
+
+DT = 0.004
+FINGERS = (
+    joint("finger", "l6", "f1", type="prismatic", limit='lower="0" upper="0.04" velocity="0.1"'),
+    joint("finger2", "l6", "f2", type="prismatic", more='<mimic joint="finger" multiplier="1"/>'),
+)
+
+
+def file_of(folder, text):
+    path = folder / "arm.urdf"
+    path.write_text(text)
+    return path
+
+
+@pytest.mark.parametrize("text", [simple(5), simple(6), random_arm(7, 3)])
+def test_what_is_made_fits_its_own_urdf_and_holds_an_adversary(tmp_path, text):
+    wiring = load_wiring(str(arm_new(urdf=file_of(tmp_path, text), out=tmp_path / "made")))
+    profile = wiring.profile(tcp_speed=0.8)
+    check_urdf(profile, text, wiring.joints)
+    limiter = CommandLimiter(profile, 4, dt=DT)
+    limiter.start(np.tile(profile.data["home"], (4, 1)))
+    out = list(limiter.c.transpose(1, 0, 2)[-4:])
+    with np.errstate(all="ignore"):
+        for target in targets(profile, 4, 150, seed=1):
+            verdict = limiter.filter(target)
+            assert not verdict.error
+            out.append(verdict.command)
+    commands = np.array(out)
+    counted = joint_violations(commands, profile, DT) | space_violations(commands, profile, DT, poses=200)
+    assert sum(counted.values()) == 0, counted
+    assert np.abs(commands[-1] - commands[0]).max() > 1e-3
+
+
+def test_every_number_says_where_it_is_from(tmp_path):
+    arm_new(urdf=file_of(tmp_path, simple()), out=tmp_path, source="Maker, rev 3", acceleration=(8.0,) * 6, high=2.0,
+            low=-2.0)  # fmt: skip
+    data = json.loads((tmp_path / "robot.json").read_text())
+    assert data["acceleration"] == [8.0] * 6 and data["sources"]["acceleration"] == "maker's sheet: Maker, rev 3"
+    assert data["sources"]["jerk"].startswith("conservative default")
+    assert data["sources"]["velocity"].startswith("URDF 'robot', sha256")
+    assert set(data["position"]) == {"urdf", "sheet"} and data["position"]["urdf"]["range"][1] == [2.5] * 6
+    assert load_wiring(str(tmp_path / "robot.yaml")).profile().maker["high"].tolist() == [2.0] * 6
+    numbers = set(data) - {"format", "robot", "version", "title", "sources"}
+    labelled = " ".join(data["sources"])
+    assert all(key in labelled for key in numbers), "a label for each"
+
+
+def test_soft_limits_count_where_they_are_tighter(tmp_path):
+    soft = {"more": '<safety_controller soft_lower_limit="-1" soft_upper_limit="1.5" k_velocity="1"/>'}
+    arm_new(urdf=file_of(tmp_path, simple(6, **{f"j{i}": soft for i in range(1, 7)})), out=tmp_path)
+    assert load_wiring(str(tmp_path / "robot.yaml")).profile().maker["high"].tolist() == [1.5] * 6
+
+
+def test_fingers_that_mimic_one_another_are_one_gripper(tmp_path):
+    text = simple().replace("</robot>", "<link name='f1'/><link name='f2'/>" + "".join(FINGERS) + "</robot>")
+    wiring = load_wiring(str(arm_new(urdf=file_of(tmp_path, text), out=tmp_path, tip="tool")))
+    assert wiring.gripper == {"finger": 2.0} and wiring.grip is not None and wiring.grip.high == 0.08
+
+
+@pytest.mark.parametrize(
+    ("text", "keys", "why"),
+    [
+        (simple(6, j3={"limit": 'lower="-1" upper="1"'}), {}, "velocity: the URDF's <limit> has none"),
+        (
+            simple(6, j3={"limit": 'lower="-1" upper="1" velocity="100"'}),
+            {},
+            "velocity: the URDF says 100.*placeholder",
+        ),
+        (simple(), {"acceleration": 3.0}, "acceleration: expected the sheet"),
+        (simple(), {"acceleration": (3.0,) * 5, "source": "x"}, "acceleration: expected one number, or 6.*found 5"),
+        (simple(), {"high": 3.0, "source": "x"}, "low, high: expected both"),
+        (simple(), {"home": (0.0,) * 5}, "home: expected one entry a joint"),
+        (simple(), {"radius": 0.4}, "radius: the capsules of link0 and link4 touch"),
+    ],
+)
+def test_what_is_missing_is_named(tmp_path, text, keys, why):
+    with pytest.raises(RobopolicyError, match=why):
+        arm_new(urdf=file_of(tmp_path, text), out=tmp_path, **keys)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["arm.urdf"], "nothing half written"
+
+
+def test_files_are_not_overwritten(tmp_path):
+    path = file_of(tmp_path, simple())
+    arm_new(urdf=path, out=tmp_path)
+    with pytest.raises(UrdfError, match=r"robot\.json exists"):
+        arm_new(urdf=path, out=tmp_path)
+
+
+def test_the_command_line_names_a_typo_and_a_missing_file(tmp_path, capsys):
+    assert main(["arm", "new", f"urdf={tmp_path}/no.urdf", f"out={tmp_path}/x"]) == 1
+    assert "no.urdf is missing" in capsys.readouterr().err
+    assert main(["arm", "new", f"urdf={tmp_path}/no.urdf", f"out={tmp_path}/x", "tipp=tool"]) == 2
+    assert "tip" in capsys.readouterr().err
+
+
+def test_an_arm_of_five_joints_with_a_jaw_that_turns_is_the_profile_that_ships(tmp_path):
+    """The SO-101's own numbers: a small arm, other rotations than quarter turns about x, a placeholder of a speed."""
+    known = load_profile("so101")
+    k, low, high = known.data["kinematics"], known.maker["low"], known.maker["high"]
+    parts = [
+        joint(name, f"l{i}", f"l{i + 1}", xyz=k["offsets"][i], rpy=k["rpy"][i],
+              limit=f'lower="{low[i]}" upper="{high[i]}" velocity="10" effort="10"')
+        for i, name in enumerate(known.joints)
+    ]  # fmt: skip
+    tool = joint("tool", "l5", "tool", type="fixed", xyz=k["tcp"])
+    path = file_of(tmp_path, robot(*parts, tool, joint("gripper", "l5", "jaw")))
+    with pytest.raises(UrdfError, match="velocity: the URDF says 10 rad/s"):
+        arm_new(urdf=path, out=tmp_path, tip="tool")
+    wiring = load_wiring(str(arm_new(urdf=path, out=tmp_path, tip="tool", velocity=3.0, source="Feetech STS3215")))
+    profile, q = wiring.profile(), np.random.default_rng(0).uniform(low, high, (5, 5))
+    assert wiring.gripper == {} and wiring.grip is None and profile.length == pytest.approx(known.length, abs=0.02)
+    for mine, theirs in zip(*(forward(q, kinematics_of(p)) for p in (profile, known)), strict=True):
+        np.testing.assert_allclose(mine, theirs, atol=1e-12)

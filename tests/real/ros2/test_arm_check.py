@@ -1,0 +1,127 @@
+"""`robopolicy arm check`: what a running arm's messages say against its wiring. One test over DDS, with the command."""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+import pytest
+
+pytest.importorskip("rclpy")
+
+import rclpy
+from rclpy.node import Node
+from rclpy.qos import DurabilityPolicy, QoSProfile
+from rclpy.signals import SignalHandlerOptions
+from sensor_msgs.msg import JointState
+from std_msgs.msg import String
+
+from robopolicy.cli.main import main
+from robopolicy.real.arms.new import arm_new
+from robopolicy.real.ros2 import messages
+from robopolicy.real.ros2.arm_findings import Heard, findings
+from robopolicy.real.ros2.messages import StateReader
+from robopolicy.real.ros2.wiring import load_wiring
+from tests.real.arms.robots import simple
+from tests.real.ros2_graph import private_domain
+
+NAMES = tuple(f"j{i}" for i in range(1, 7))
+
+
+@pytest.fixture
+def wired(tmp_path):
+    (tmp_path / "arm.urdf").write_text(simple())
+    return load_wiring(str(arm_new(urdf=tmp_path / "arm.urdf", out=tmp_path)))
+
+
+def heard_of(wiring, *, rate=100.0, seconds=2.0, q=None, qd=None, late=0.004, names=NAMES, text=None, first=()):
+    """What an arm says whose joints are at `q` [T n], by default the first of them swinging."""
+    heard, reader = Heard(description=simple() if text is None else text), StateReader(wiring, wiring.profile())
+    t = np.arange(round(seconds * rate)) / rate
+    swing = np.zeros((len(t), 6))
+    swing[:, 0] = 0.2 * np.sin(2 * t)
+    speed = np.zeros((len(t), 6))
+    speed[:, 0] = 0.4 * np.cos(2 * t)
+    q, qd = swing if q is None else q, speed if qd is None else qd
+    for message in first:
+        heard.take(reader, message, 1000.0)
+    for k, now in enumerate(t):
+        heard.take(reader, messages.joint_state(names, round((1000.0 + now) * 1e9), q[k], qd[k]), 1000.0 + now + late)
+    return heard
+
+
+def failed(wiring, heard) -> dict[str, str]:
+    return {check.name: check.detail for check in findings(heard, wiring) if not check.ok}
+
+
+def test_an_arm_that_fits_passes_and_says_what_was_not_seen(wired):
+    heard = heard_of(wired, first=(JointState(), messages.joint_state(("wheel",), 0, np.ones(1))))
+    assert failed(wired, heard) == {}
+    found = {check.name: check.detail for check in findings(heard, wired)}
+    assert found["joints of others"].startswith("wheel; 1 empty")
+    assert "100.0 Hz of 100" in found["rate"] and found["latency"].startswith("4.0 ms")
+    assert "went 0.3" in found["direction of j1"] and "j2, j3, j4, j5, j6" in found["directions"]
+
+
+T = np.arange(200)[:, None] / 100
+
+
+@pytest.mark.parametrize(
+    ("change", "name", "why"),
+    [
+        ({"names": ("left_j1", *NAMES[1:])}, "joint states", "'j1' is missing; beside them came .'left_j1'"),
+        ({"names": tuple(f"left_{n}" for n in NAMES)}, "joint states", "no state of.*joints of others: .'left_j1'"),
+        ({"q": np.full((200, 6), 60.0)}, "joint states", "look like degrees"),
+        ({"rate": 60.0}, "rate", "60.0 Hz of 100"),
+        ({"late": 0.5}, "latency", "500.0 ms"),
+        ({"late": -0.5}, "latency", "-500.0 ms"),
+        ({"qd": -0.4 * np.cos(2 * T) * np.eye(6)[:1]}, "direction of j1", "-1.00 times"),
+        ({"qd": np.rad2deg(0.4) * np.cos(2 * T) * np.eye(6)[:1]}, "direction of j1", "57.* times"),
+        ({"q": np.round(0.2 * np.sin(2 * T) / 0.1) * 0.1 * np.eye(6)[:1]}, "resolution", "1.0e-01"),
+        ({"q": np.zeros((200, 6)), "qd": np.full((200, 6), 0.2)}, "rest", "0.200 rad/s at rest"),
+        ({"text": simple(6, j3={"xyz": (0.05, 0, 0.3)})}, "description", "j2 and j3: axes"),
+        ({"text": simple(6, j3={"limit": 'lower="-1" upper="1" velocity="2"'})}, "description", "j3: upper is 1"),
+        ({"text": "<robot/>"}, "description", "j1: is not in it"),
+    ],
+)
+def test_what_does_not_fit_is_named(wired, change, name, why):
+    found = failed(wired, heard_of(wired, **change))
+    with_why = pytest.raises(AssertionError, match=why)
+    with with_why:
+        raise AssertionError(found[name])
+
+
+def test_an_arm_that_says_nothing_is_said(wired):
+    assert set(failed(wired, Heard())) == {"joint states"}
+
+
+@pytest.mark.timeout(120)
+def test_the_command_hears_a_running_arm_and_names_what_is_not_there(wired, tmp_path, monkeypatch, capfd):
+    for key, value in private_domain().items():
+        monkeypatch.setenv(key, value)
+    rclpy.init(args=[], signal_handler_options=SignalHandlerOptions.NO)
+    node, ended = Node("driver"), threading.Event()
+    out = node.create_publisher(JointState, "/joint_states", 10)
+    latched = QoSProfile(depth=1, durability=DurabilityPolicy.TRANSIENT_LOCAL)
+    described = node.create_publisher(String, "/robot_description", latched)
+    described.publish(String(data=simple()))
+
+    def publish() -> None:
+        while not ended.wait(0.009):
+            now = node.get_clock().now().nanoseconds
+            out.publish(messages.joint_state(NAMES[::-1], now, np.zeros(6), np.zeros(6)))
+
+    thread = threading.Thread(target=publish)
+    thread.start()
+    try:
+        assert main(["arm", "check", f"wiring={tmp_path}/robot.yaml", "seconds=4"]) == 1
+    finally:
+        ended.set()
+        thread.join()
+        node.destroy_node()
+        rclpy.shutdown()
+    shown = capfd.readouterr()
+    found = set(shown.err.strip().rpartition(": ")[2].split(", "))
+    assert "driver" in found, "nothing listens to commands"
+    assert found <= {"driver", "rate", "latency"}, "the rest is well; a busy machine is slow"
+    assert "with all 6 joints, in rad" in " ".join(shown.out.split())

@@ -1,0 +1,86 @@
+"""reporting/settings.py: which runs have the same setting, and which of their episodes count."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from robopolicy.core.errors import DataError
+from robopolicy.reporting.settings import grouped, outcomes, read_members, runs_below, setting_name, source_of
+from robopolicy.runs.run_dir import CONFIG
+from robopolicy.runs.sweep_job import JobState
+from tests.evaluation.points import make_rows
+from tests.reporting.sweeps import write_job, write_run
+
+
+def test_runs_of_a_sweep_are_told_apart_by_its_values(tmp_path: Path) -> None:
+    for tau in ("0.005", "0.01"):
+        for seed in ("0", "1"):
+            values = {"algo.tau": tau, "seed": seed, "task": "reach"}
+            write_job(tmp_path, values, {"seed": int(seed), "task": {"task": "reach"}, "algo": {"tau": float(tau)}})
+    found = grouped(read_members(runs_below(tmp_path)))
+    assert {name: [m.seed for m in runs] for name, runs in found.items()} == {"tau=0.005": [0, 1], "tau=0.01": [0, 1]}
+    assert {m.task for runs in found.values() for m in runs} == {"reach"}
+
+
+def test_other_runs_are_told_apart_by_the_keys_that_differ(tmp_path: Path) -> None:
+    nodes = {"flow": {"_target_": "flow", "steps": 4}, "diffusion": {"_target_": "diffusion", "eta": 1.0}}
+    runs = [write_run(tmp_path / f"{name}{seed}", {"seed": seed, "policy": node, "base": f"runs/bc{seed}"})
+            for name, node in nodes.items() for seed in (0, 1)]  # fmt: skip
+    found = grouped(read_members(runs))
+    assert list(found) == ["policy=diffusion", "policy=flow"], "each seed has its own base, which is no setting"
+    bases = [write_run(tmp_path / f"b{base}{seed}", {"seed": seed, "base": base}) for base in "xy" for seed in (0, 1)]
+    assert list(grouped(read_members(bases))) == ["base=x", "base=y"]
+
+
+def test_sweeps_of_other_settings_are_not_pooled(tmp_path: Path) -> None:
+    for name, nodes in (("a", 1), ("b", 2)):
+        for seed in (0, 1):
+            write_job(tmp_path / name, {"algo.lr": "1", "seed": str(seed)}, {"seed": seed, "num_envs": nodes})
+    found = grouped(read_members([*runs_below(tmp_path / "a"), *runs_below(tmp_path / "b")]))
+    assert {name: len(runs) for name, runs in found.items()} == {"num_envs=1": 2, "num_envs=2": 2}
+    assert list(grouped(read_members(runs_below(tmp_path / "a")))) == ["lr=1"]
+
+
+def test_settings_lie_in_the_order_of_their_numbers(tmp_path: Path) -> None:
+    for lr in ("0.01", "1e-4", "0.001"):
+        write_job(tmp_path, {"algo.lr": lr}, {"seed": 0, "algo": {"lr": float(lr)}})
+    assert list(grouped(read_members(runs_below(tmp_path)))) == ["lr=1e-4", "lr=0.001", "lr=0.01"]
+    assert setting_name({"algo.lr": "1", "policy.lr": "2", "algo.tau": "3"}) == "algo.lr=1, policy.lr=2, tau=3"
+
+
+def test_only_runs_that_ended_count_and_test_episodes_where_all_have_them(tmp_path: Path) -> None:
+    first = write_job(tmp_path, {"seed": "0"}, {"seed": 0}, rate=0.4, test=0.8)
+    second = write_job(tmp_path, {"seed": "1"}, {"seed": 1}, rate=0.4)
+    assert source_of(members := read_members([first, second])) == "validation"
+    assert [m.rows("validation").success_rate().value for m in members] == [0.4, 0.4]
+    JobState(values={"seed": "1"}, state="interrupted").save(second)
+    assert source_of(members := read_members([first, second])) == "test"
+    assert members[0].rows("test").success_rate().value == 0.8 and members[1].rows("validation") is None
+
+
+def test_episodes_are_matched_by_their_seeds() -> None:
+    rows = make_rows([True, False, True])
+    turned = type(rows)(rows.frame.iloc[::-1])
+    assert outcomes([rows, turned]).tolist() == [[1, 0, 1], [1, 0, 1]]
+    assert outcomes([rows, make_rows([True, False], start=9)]).tolist() == [[2 / 3], [0.5]]
+
+
+def test_folders_that_are_no_sweep(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", {"seed": 0})
+    assert runs_below(run) == [] and runs_below(tmp_path / "gone") == []
+    (tmp_path / "link").symlink_to(run)
+    (tmp_path / ".hidden").mkdir()
+    (tmp_path / ".hidden" / CONFIG).touch()
+    assert runs_below(tmp_path) == [run]
+    with pytest.raises(DataError, match="gone"):
+        read_members([tmp_path / "gone"])
+
+
+def test_a_damaged_config_is_named_and_costs_one_run_alone(tmp_path: Path) -> None:
+    for seed in ("0", "1"):
+        write_job(tmp_path, {"seed": seed}, {"seed": int(seed)})
+    (tmp_path / "seed_1" / CONFIG).write_text("[")
+    members = read_members(runs_below(tmp_path))
+    assert any("damaged" in why or CONFIG in why for why in members[1].run.missing) and members[0].seed == 0

@@ -1,0 +1,90 @@
+"""The simulated UR5e: its frames against MuJoCo, its tasks by the scripted experts, and the Panda as it was."""
+
+from __future__ import annotations
+
+import mujoco
+import numpy as np
+import pytest
+import torch
+
+from robopolicy import sim
+from robopolicy.core.errors import ConfigError
+from robopolicy.real.control.arm_kinematics import check_arm
+from robopolicy.real.deploy.simulated_arm import SimulatedArm
+from robopolicy.real.safety import load_profile
+from robopolicy.real.safety.audit import joint_violations
+from robopolicy.sim.arms import ARMS
+from robopolicy.sim.kinematics import forward, ik_step, serial_arm, twist
+from tests.real.control.test_robots import Drive
+
+
+@pytest.mark.parametrize("name", sorted(ARMS))
+def test_forward_jacobian_and_twist_equal_mujoco(name):
+    env = sim.make("pick", 1, arm=name)
+    model, data, arm = env.model, mujoco.MjData(env.model), serial_arm(ARMS[name])
+    rng, n = np.random.default_rng(0), arm.dof
+    q, dq = rng.uniform(arm.low, arm.high, (10, n)), rng.normal(size=(10, n))
+    frame = forward(q, arm)
+    site, jac = model.site("tcp").id, np.zeros((6, model.nv))
+    for i in range(10):
+        data.qpos[:n] = q[i]
+        mujoco.mj_forward(model, data)
+        mujoco.mj_jacSite(model, data, jac[:3], jac[3:], site)
+        np.testing.assert_allclose(frame.pos[i], data.site_xpos[site], atol=1e-9)
+        np.testing.assert_allclose(frame.axes[i].T, data.site_xmat[site].reshape(3, 3), atol=1e-9)
+        np.testing.assert_allclose(frame.jac[i].T, jac[:, :n], atol=1e-9)
+        np.testing.assert_allclose(twist(frame, dq)[i], jac[:, :n] @ dq[i], atol=1e-9)
+
+
+@pytest.mark.parametrize("name", sorted(ARMS))
+def test_home_points_down_before_the_arm_and_is_kept(name):
+    arm = serial_arm(ARMS[name])
+    home = forward(arm.home[None], arm)
+    np.testing.assert_allclose(home.pos[0], [0.5, 0, 0.2], atol=1e-4)
+    np.testing.assert_allclose(home.axes[0, 2], [0, 0, -1], atol=1e-4)
+    np.testing.assert_allclose(home.axes[0, 1], [0, -1, 0], atol=1e-4)
+    step = ik_step(arm.home[None], home, home.pos, np.zeros(1), dt=0.05, arm=arm)
+    np.testing.assert_allclose(step[0], arm.home, atol=1e-3)
+
+
+@pytest.mark.parametrize("task", ["reach", "pick"])
+def test_the_experts_do_it_on_the_ur5e(task):
+    n = 16
+    env = sim.make(task, n, arm="ur5e")
+    expert = sim.make_expert(env)
+    obs = env.reset(torch.arange(n))
+    expert.reset(None, episode_seed=env.episode_seed)
+    done, succeeded = torch.zeros(n, dtype=torch.bool), torch.zeros(n, dtype=torch.bool)
+    for _ in range(env.task.horizon):
+        step = env.step(expert.act(obs))
+        obs, succeeded = step.obs, succeeded | (step.terminated & ~done)
+        done |= step.terminated | step.truncated
+    assert succeeded.float().mean() >= 0.9
+
+
+def test_it_is_deployed_behind_limits_of_its_own():
+    env = sim.make("reach", 1, joint_noise=0.0, arm="ur5e")
+    check_arm(env.arm, load_profile(env.task.model.limits))
+    it = SimulatedArm(env, Drive(env, [0.01, 0.005, 0.0, 0.0, 0.0], steps=8), settings={"tcp_speed": 0.6})
+    played = []
+    it.ticked = lambda: played.append(it.arm.points[-1].copy())
+    episode = it.run(1)
+    assert episode.aborted == "" and it.arm.profile.robot == "ur5e_hand"
+    commands = np.array([played[0]] * 4 + played)[:, None]
+    assert sum(joint_violations(commands, it.arm.profile, it.dt).values()) == 0
+    assert np.abs(played[-1] - played[0]).max() > 0.05
+
+
+def test_joint_control_and_randomisation_have_six_joints():
+    randomization = sim.Randomization(damping=(0.8, 1.2))
+    env = sim.make("reach", 2, arm="ur5e", control="joint_position", randomization=randomization)
+    assert env.spec.action.dim == 7 and env.spec.action.gripper == 6
+    env.step(torch.tensor(np.append(ARMS["ur5e"].home, 1.0), dtype=torch.float32).expand(2, 7).clone())
+
+
+def test_other_names_and_tasks_are_refused_and_the_panda_keeps_its_digest():
+    with pytest.raises(ConfigError, match=r"task\.arm='ur5' .*ur5e"):
+        sim.make("reach", 1, arm="ur5")
+    with pytest.raises(ConfigError, match="'stack' is done by panda alone"):
+        sim.make("stack", 1, arm="ur5e")
+    assert sim.make("reach", 1).spec.digest == "f35c9603273028ab" != sim.make("reach", 1, arm="ur5e").spec.digest
