@@ -15,7 +15,7 @@ from robopolicy.core.rng import draw_rows, part_of_batch
 from robopolicy.utils.storage import read_state
 from tests.rank_processes import in_ranks
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = pytest.mark.timeout(1500)  # seconds, on a machine that others use too
 COMMON = ("task=reach", "tracker=local", "threads=1", "validation_episodes=3")
 BC = ("algo=bc", "policy=diffusion", "loop.steps=10", "loop.batch_size=17", "loop.log_every=5", "horizon=4",
       "n_action_steps=2", "loop.evaluate_every=10", "policy.noise_samples=2")  # fmt: skip
