@@ -76,6 +76,8 @@ class SimEnv(Simulation):
             obs = {k: v.clone() for k, v in next_obs.items()}
             for key, value in fresh.items():
                 obs[key][index] = value
+        elif self._queue.shared:
+            self._queue.next(0)
         self._last = obs
         return Step(
             obs=dict(obs) if obs is not next_obs else next_obs,
@@ -101,6 +103,10 @@ class SimEnv(Simulation):
     def reseed(self, seed: int) -> None:
         """Name another stream of training episodes, from which the next episodes come."""
         self._queue.reseed(seed)
+
+    def share_episodes(self) -> None:
+        """See Shareable."""
+        self._queue.share()
 
     # -- Stateful, Renderable ---------------------------------------------------------------------------------------
     def observe(self) -> Obs:

@@ -13,7 +13,24 @@ from robopolicy.algos.returns import RewardScale, chunk_weight, gae, standardize
 from robopolicy.buffers.collector import Rollout
 from robopolicy.core.errors import RobopolicyError
 from robopolicy.core.types import Metrics, Obs
+from robopolicy.utils import ranks
 from robopolicy.utils.optim import load_optimizer_state, optimizer_state
+
+
+class Places(NamedTuple):
+    """Places of this rank's D chunks among the chunks of all ranks, which are ordered by (step, env)."""
+
+    rows: Tensor  # [D] int64
+    whole: int  # chunks of all ranks
+
+    @classmethod
+    def of(cls, planned: Tensor, keep: Tensor) -> Places:
+        """Number the chunks of this rank's envs; planned: [T n] bool, keep: [all chunks of these envs] bool."""
+        mine = planned.clone()
+        mine[planned] = keep.to(planned.device)
+        kept = ranks.gather_rows(mine.T)  # [N T]
+        number = (kept.T.flatten().cumsum(0) - 1).view(len(mine), -1)
+        return cls(number[:, ranks.own_part(len(kept))][mine].to(keep.device), int(kept.sum()))
 
 
 class Advantages(NamedTuple):
@@ -24,11 +41,12 @@ class Advantages(NamedTuple):
     target: Tensor  # [D]
     value: Tensor  # [D] before the update
     weight: Tensor  # [D Ta] share of each executed step in a mean over the chunk; 0 for an unexecuted tail
+    places: Places | None = None  # None: there is one rank
 
     @property
     def explained(self) -> float:
         """Share of the targets' variance that the values explain, 1 at most."""
-        left, all = (self.target - self.value).var(correction=0), self.target.var(correction=0)
+        left, all = _variance(self.target - self.value), _variance(self.target)
         return float(1.0 - left / all.clamp_min(1e-8))
 
 
@@ -117,15 +135,19 @@ class Value(AdvantageEstimator):
         weight = chunk_weight(found.steps[keep], chunk_steps)
         advantage = standardize(found.advantage[keep])
         parts = (keep, advantage, found.target[keep], value[keep], weight)
-        return Advantages(*(part.to(cond.device) for part in parts))
+        keep, advantage, target, value, weight = (part.to(cond.device) for part in parts)
+        return Advantages(keep, advantage, target, value, weight)
 
     def learn(self, cond: Tensor, target: Tensor) -> float:
         """See AdvantageEstimator."""
-        loss = nn.functional.mse_loss(self.network(cond)[:, 0], target)
+        loss = target.new_zeros(())
         self.optimizer.zero_grad(set_to_none=True)
-        loss.backward()
+        if len(target):  # a rank may have no row of a minibatch
+            loss = nn.functional.mse_loss(self.network(cond)[:, 0], target)
+            loss.backward()
+        loss = ranks.average_gradients(self.parameters, loss.detach(), len(target))
         norm = nn.utils.clip_grad_norm_(self.parameters, self.grad_norm)
-        error, size = torch.stack([loss.detach(), norm]).tolist()
+        error, size = torch.stack([loss, norm]).tolist()
         if not (math.isfinite(error) and math.isfinite(size)):
             raise RobopolicyError(
                 f"PPO: the critic's loss is {error:.3g}, its gradient's norm {size:.3g}. Look for NaN in rewards and "
@@ -155,3 +177,8 @@ class Value(AdvantageEstimator):
         self.network.load_state_dict(state["network"])
         load_optimizer_state(self.optimizer, state["optimizer"])
         self.reward_scale.load_state_dict(state["reward_scale"])
+
+
+def _variance(x: Tensor) -> Tensor:
+    """Compute the variance [] over all elements of all ranks."""
+    return x.var(correction=0) if ranks.count() == 1 else ranks.mean_of((x - ranks.mean_of(x)).square())

@@ -13,6 +13,7 @@ from robopolicy.config.schema import Count, Fraction, Natural, NonNegative, Posi
 from robopolicy.core.errors import RobopolicyError
 from robopolicy.core.types import Metrics
 from robopolicy.policies.base import Policy
+from robopolicy.utils import ranks
 from robopolicy.utils.ema import EMA
 from robopolicy.utils.optim import cosine_with_warmup, decay_groups, load_optimizer_state, optimizer_state
 
@@ -21,6 +22,7 @@ class BC:
     """AdamW with warm-up, cosine decay, gradient clipping and a moving average of the weights.
 
     `policy` is the average, for evaluation, saving and deployment. `model` is the network that gradients change.
+    Several ranks learn parts of the batch each (see utils.ranks).
 
     Args:
         policy: trained in place (it becomes `model`).
@@ -33,6 +35,8 @@ class BC:
         betas: AdamW's.
         weight_decay: AdamW's.
     """
+
+    across_ranks = True
 
     def __init__(
         self,
@@ -73,8 +77,13 @@ class BC:
         loss, metrics = self.loss(batch)
         self.optimizer.zero_grad(set_to_none=True)
         loss.backward()
+        numbers = loss.detach()[None]
+        if ranks.count() > 1:
+            numbers = torch.cat([numbers, numbers.new_tensor(list(metrics.values()))])
+            numbers = ranks.average_gradients(self.parameters, numbers, self.loss_items(batch))
+            metrics = dict(zip(metrics, numbers[1:].tolist(), strict=True))
         norm = torch.nn.utils.clip_grad_norm_(self.parameters, self.clip_norm)
-        value, size = torch.stack([loss.detach(), norm]).tolist()
+        value, size = torch.stack([numbers[0], norm]).tolist()
         if not math.isfinite(value + size):
             raise RobopolicyError(
                 f"BC: loss {value} and gradient norm {size} at update {self.updates} are not both finite. "
@@ -88,6 +97,10 @@ class BC:
     def loss(self, batch: dict[str, Any]) -> tuple[Tensor, Metrics]:
         """Compute what is minimised [], and further numbers to log."""
         return self.model.loss(batch)
+
+    def loss_items(self, batch: dict[str, Any]) -> int:
+        """Count the items of `batch` whose mean `loss` is."""
+        return self.model.loss_items(batch)
 
     def state_dict(self) -> dict[str, Any]:
         return {

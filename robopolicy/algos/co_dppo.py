@@ -39,6 +39,8 @@ class CoDPPO(DPPO):
         ConfigError: the data are fewer than a batch.
     """
 
+    across_ranks = False  # every rank would have to draw the same batches of data
+
     def __init__(
         self,
         policy: ChunkDenoiser,

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from robopolicy.algos.bc import BC
 from robopolicy.core.errors import SpecError
+from robopolicy.core.rng import draw_rows
 from robopolicy.core.specs import check_teacher
 from robopolicy.core.types import Metrics
 from robopolicy.policies.base import Policy
@@ -63,12 +64,17 @@ class Distill(BC):
         """
         student = self.model
         assert isinstance(student, FlowPolicy)
-        noise = torch.randn(len(batch[ACTION]), *student.noise_shape, device=self.limits.device)
+        shape, device = student.noise_shape, self.limits.device
+        noise = draw_rows(lambda rows: torch.randn(rows, *shape, device=device), len(batch[ACTION]))
         chunk = self.chunk(batch, noise)
-        index = torch.randint(len(student.times), (len(noise),), device=noise.device)
+        index = draw_rows(lambda rows: torch.randint(len(student.times), (rows,), device=device), len(noise))
         x, velocity = student.noised(chunk, noise, index)
         predicted = student.network(x, student.times[index], student.encode_batch(batch))
         return (predicted - velocity).square().mean(), {"chunk_rms": float(chunk.square().mean().sqrt())}
+
+    def loss_items(self, batch: dict[str, Any]) -> int:
+        """Count the chunks, whose mean `loss` is."""
+        return len(batch[ACTION])
 
     @torch.no_grad()
     def chunk(self, batch: dict[str, Any], noise: Tensor) -> Tensor:

@@ -22,6 +22,7 @@ from robopolicy.config.schema import Count
 from robopolicy.core.errors import ConfigError, RobopolicyError
 from robopolicy.core.types import Metrics, Obs
 from robopolicy.policies.base import DenoisingPolicy
+from robopolicy.utils import ranks
 
 
 class GRPO(DPPO):
@@ -100,4 +101,4 @@ class Groups(AdvantageEstimator):
 
     def numbers(self, advantages: Advantages, losses: list[float]) -> Metrics:
         """Return `informative`, the share of chunks whose group had different returns."""
-        return {"informative": float((advantages.advantage != 0.0).float().mean())}
+        return {"informative": float(ranks.mean_of((advantages.advantage != 0.0).float()))}

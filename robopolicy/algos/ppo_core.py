@@ -10,13 +10,15 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from robopolicy.algos.advantage_estimator import AdvantageEstimator, Advantages, Value
-from robopolicy.algos.returns import STATS, minibatches, schedule
+from robopolicy.algos.advantage_estimator import AdvantageEstimator, Advantages, Places, Value
+from robopolicy.algos.rank_minibatches import rank_minibatches
+from robopolicy.algos.returns import STATS, schedule
 from robopolicy.buffers.collector import Rollout
 from robopolicy.config.schema import Count, Fraction, Natural, NonNegative, Positive
 from robopolicy.core.errors import RobopolicyError
 from robopolicy.core.types import Metrics, Obs
 from robopolicy.networks.mlp import VALUE_MLP_3
+from robopolicy.utils import ranks
 from robopolicy.utils.optim import load_optimizer_state, optimizer_state
 
 Loss = Callable[[Tensor], tuple[Tensor, Tensor]]  # sample rows [B] → the loss [] and its STATS
@@ -124,34 +126,36 @@ class Learner:
         self.estimator.set_lr(factor)
         self.optimizer.param_groups[0]["lr"] = self.config.actor_lr * factor
         sums, seen, taken, critic_losses = torch.zeros(len(STATS) + 1, dtype=torch.float64), 0, 0, []
-        whole = whole or len(samples)
-        count = self.config.minibatches or round(whole / self.config.minibatch)
-        for rows, chunks in minibatches(
-            samples, len(cond), whole=whole, count=count, epochs=self.config.epochs, generator=self.generator
+        for rows, chunks, empty in rank_minibatches(
+            samples, len(cond), advantages.places, self.config, whole=whole or len(samples), generator=self.generator
         ):
             critic_losses.append(self.estimator.learn(cond[chunks], advantages.target[chunks]))
-            if learns and len(rows):
+            if learns and not empty:
                 stats = self.step(rows, loss)
                 learns = float(stats[0]) <= self.config.target_kl
                 sums, seen, taken = sums + stats, seen + 1, taken + learns
         means = dict(zip((*STATS, "grad_norm"), (sums / max(1, seen)).tolist(), strict=True))
         return means | {
-            "actor_steps": taken, "lr": self.config.actor_lr * factor, "chunks": len(cond),
+            "actor_steps": taken, "lr": self.config.actor_lr * factor,
+            "chunks": advantages.places.whole if advantages.places else len(cond),
             **self.estimator.numbers(advantages, critic_losses),
         }  # fmt: skip
 
     def step(self, rows: Tensor, loss: Loss) -> Tensor:
         """Take one gradient step on samples `rows`, unless the KL exceeds `target_kl` or the gradient is zero.
 
+        Several ranks step together: gradients and STATS are means over the samples of all ranks.
+
         Returns:
             [len(STATS) + 1] float64 on the CPU: STATS and the gradient's norm.
         """
         self.optimizer.zero_grad(set_to_none=True)
         stats = torch.zeros(len(STATS), device=rows.device)
-        for part in rows.split(self.config.microbatch or len(rows)):
+        for part in rows.split(self.config.microbatch or len(rows)) if len(rows) else ():
             value, found = loss(part)
             (value * (len(part) / len(rows))).backward()
             stats = stats + found * (len(part) / len(rows))
+        stats = ranks.average_gradients(self.parameters, stats, len(rows))
         norm = nn.utils.clip_grad_norm_(self.parameters, self.config.grad_norm)
         found = torch.cat([stats, norm[None]]).double().cpu()
         if not bool(found.isfinite().all()):
@@ -191,6 +195,7 @@ class PolicyGradient:
     `options`: class whose keywords the `**options` of a constructor are; the config is checked against it.
     """
 
+    across_ranks: ClassVar[bool] = True
     options: ClassVar[type] = PPOConfig
     policy: Any
     learner: Learner
@@ -215,7 +220,8 @@ class PolicyGradient:
     def estimate(self, rollout: Rollout) -> Advantages:
         """Estimate the advantages of a rollout whose record holds `cond`, the encoded observations."""
         count = self.policy.spec.n_action_steps
-        return self.learner.estimator.estimate(rollout, rollout.record["cond"], self.encode, count)
+        found = self.learner.estimator.estimate(rollout, rollout.record["cond"], self.encode, count)
+        return found if ranks.count() == 1 else found._replace(places=Places.of(rollout.planned, found.keep))
 
     def state_dict(self) -> dict[str, Any]:
         return self.learner.state_dict()

@@ -13,6 +13,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from robopolicy.utils import ranks
+
 
 class ChunkReturns(NamedTuple):
     """Advantages and targets of D decisions."""
@@ -107,7 +109,7 @@ def group_advantage(total: Tensor, counts: Tensor, size: int) -> Tensor:
 
 
 class RewardScale:
-    """Divides rewards by the running deviation of their discounted return, so that values are of order one.
+    """Divides rewards by the running deviation of their discounted return, over all ranks: values are of order one.
 
     Rewards are not centred, since this would change the task. The scale is 1 until returns vary.
     """
@@ -128,24 +130,26 @@ class RewardScale:
         for t in range(len(reward)):
             self.returns = seen[t] = self.gamma * self.returns.to(reward) + reward[t]
             self.returns = self.returns.masked_fill(ended[t], 0.0)
-        count, mean = seen.numel(), float(seen.double().mean())
+        count, mean = seen.numel() * ranks.count(), float(ranks.mean_of(seen.double()))
         shift, total = mean - self.mean, self.count + count
-        self.square += float((seen.double() - mean).square().sum()) + shift**2 * self.count * count / total
+        self.square += float(ranks.total((seen.double() - mean).square().sum())) + shift**2 * self.count * count / total
         self.mean, self.count = self.mean + shift * count / total, total
         return (reward / self.deviation).clamp(-self.clip, self.clip)
 
     def state_dict(self) -> dict[str, Any]:
-        return {"returns": self.returns.clone(), "count": self.count, "mean": self.mean, "square": self.square}
+        returns = ranks.gather_rows(self.returns) if self.returns.ndim else self.returns  # of all ranks' envs
+        return {"returns": returns.clone(), "count": self.count, "mean": self.mean, "square": self.square}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.returns = state["returns"].clone()
+        returns = state["returns"]
+        self.returns = returns[ranks.own_part(len(returns))].clone() if returns.ndim else returns.clone()
         self.count, self.mean, self.square = (float(state[k]) for k in ("count", "mean", "square"))
 
 
 def standardize(x: Tensor) -> Tensor:
-    """Shift and scale to zero mean and unit deviation; all zero where nothing varies."""
-    centred = x - x.mean()
-    deviation = centred.square().mean().sqrt()
+    """Shift and scale to zero mean and unit deviation over all ranks; all zero where nothing varies."""
+    centred = x - ranks.mean_of(x)
+    deviation = ranks.mean_of(centred.square()).sqrt()
     return torch.where(deviation <= 1e-8, torch.zeros_like(x), centred / deviation)  # NaN stays NaN
 
 

@@ -23,6 +23,7 @@ from robopolicy.core.types import Metrics, Obs, newest
 from robopolicy.policies.base import Policy
 from robopolicy.policies.gaussian import GaussianPolicy
 from robopolicy.policies.normalizer import ACTION
+from robopolicy.utils import ranks
 
 
 class RPD(PPO):
@@ -83,7 +84,8 @@ class RPD(PPO):
         """Run all epochs over one rollout; see Learner.update."""
         self.weight = self.anchor * self.schedule(progress)
         with torch.no_grad():
-            apart = float(self.apart(batch, torch.arange(len(batch.cond), device=batch.cond.device)))
+            rows = torch.arange(len(batch.cond), device=batch.cond.device)
+            apart = float(ranks.average_gradients([], self.apart(batch, rows), len(rows)))
         return {**super().update(batch, progress=progress), "anchor": self.weight, "teacher_distance": apart}
 
     def loss(self, batch: ChunkSamples, rows: Tensor) -> tuple[Tensor, Tensor]:

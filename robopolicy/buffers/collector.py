@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -46,6 +47,7 @@ class Rollout(NamedTuple):
     steps: int  # primitive steps taken, over all envs
     info: dict[str, float]  # means of the env's `info`, and `act_s`, `env_s`: seconds of policy and env
     elapsed: list[int]  # primitive steps from the starts of these episodes to the end of the rollout
+    ended_at: Sequence[int] = ()  # row of the rollout in which each of these episodes ended
 
 
 class RolloutCollector:
@@ -84,7 +86,7 @@ class RolloutCollector:
         reward = torch.zeros(shape, device=self.env.device)
         terminated, truncated, valid = (torch.zeros_like(planned) for _ in range(3))
         finals: list[Obs] = []
-        success, elapsed = list[float](), list[int]()
+        success, elapsed, ended_at = list[float](), list[int](), list[int]()
         sums: dict[str, float] = {}
         steps, self.records = 0, []
         for t in range(length):
@@ -104,6 +106,7 @@ class RolloutCollector:
                     finals.append({k: v[step.truncated] for k, v in newest(step.next_obs, self.spec).items()})
                 success += step.success[step.ended & step.valid].float().tolist()
                 elapsed += (self.age[step.ended & step.valid] + length - 1 - t).tolist()
+                ended_at += [t] * (len(success) - len(ended_at))
                 self.age[step.ended] = 0
                 self.queue.reset(step.ended)
             self.obs = step.obs
@@ -117,9 +120,8 @@ class RolloutCollector:
         reward = torch.where(valid, reward, 0.0)
         info = {k: v / length for k, v in sums.items()}
         info |= {"env_s": env_s, "act_s": time.perf_counter() - began - env_s}
-        return Rollout(
-            record, planned, reward, terminated, truncated, valid, final_obs, last_obs, success, steps, info, elapsed
-        )
+        ends = (terminated, truncated, valid)
+        return Rollout(record, planned, reward, *ends, final_obs, last_obs, success, steps, info, elapsed, ended_at)
 
     def _plan(self, obs: Obs, rows: Tensor, noise: Tensor | None) -> Tensor:
         assert noise is not None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,11 @@ def call(verb: Verb, config: dict[str, Any]) -> Any:
     function = verb.load()
     arguments = arguments_for(function, config, f"`{verb.name}`", UsageError)
     folder = next((arguments[k] for k in ("run_dir", "out", "record") if isinstance(arguments.get(k), Path)), Path())
+    if "WORLD_SIZE" in os.environ:
+        from robopolicy.utils import ranks
+
+        if ranks.expected() > 1:
+            return _call_rank(verb, function, arguments, config)
     if folder == Path():  # nothing is written; the import below takes seconds
         return function(**arguments)
     from robopolicy.runs.run_dir import has_checkpoint, has_stage, open_run, removed_if_nothing_came
@@ -32,4 +38,20 @@ def call(verb: Verb, config: dict[str, Any]) -> Any:
             return function(**arguments)
         begun = has_stage if verb.name == "quickstart" else has_checkpoint
         with open_run(arguments[_RUNS[verb.name]], config, begun=begun):
+            return function(**arguments)
+
+
+def _call_rank(verb: Verb, function: Any, arguments: dict[str, Any], config: dict[str, Any]) -> Any:
+    """Train as one of the processes that torchrun started."""
+    if verb.name != "train":
+        raise UsageError(f"`{verb.name}` works in one process; torchrun starts several for `train` alone.")
+    from robopolicy.runs.run_dir import has_checkpoint, open_run, removed_if_nothing_came
+    from robopolicy.training.ranked import joined
+    from robopolicy.utils import ranks
+
+    with joined(config):
+        if ranks.rank():
+            return function(**arguments)
+        run_dir = arguments[_RUNS[verb.name]]
+        with removed_if_nothing_came(run_dir), open_run(run_dir, config, begun=has_checkpoint):
             return function(**arguments)

@@ -30,6 +30,10 @@ class CheckpointError(RobopolicyError):
     """A checkpoint that is missing, damaged, unsafe or of another format."""
 
 
+class RankError(RobopolicyError):
+    """A process of a training by torchrun is missing, or works with another config or code."""
+
+
 class TrackerError(RobopolicyError):
     """wandb or TensorBoard cannot start in the mode that was asked for."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from torch import Tensor
 
@@ -35,6 +35,15 @@ class Checkpoints(Protocol):
 
     def save(self, step: int, *, policy: Any, state: dict[str, Any], best: bool = False) -> Any: ...
     def latest(self) -> dict[str, Any] | None: ...
+
+
+@runtime_checkable
+class Shareable(Protocol):
+    """An env that may be a part of an env whose other parts step in other processes, see utils.ranks."""
+
+    def share_episodes(self) -> None:
+        """Take the next episodes from one training stream with the envs of all ranks, which step together."""
+        ...
 
 
 class OffPolicy(Protocol):

@@ -8,6 +8,8 @@ random numbers. Philox-4x32-10 (Salmon et al., SC 2011) in int64 tensor arithmet
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Literal
 
 import torch
@@ -97,6 +99,38 @@ def seed_generators(seed: int, device: torch.device) -> None:
     torch.default_generator.manual_seed(seed)
     if device.type == "cuda":
         torch.cuda.manual_seed(seed)
+
+
+def normal_like(x: Tensor) -> Tensor:
+    """Draw standard normal numbers in the shape of a training batch x [B ...], see `draw_rows`."""
+    return draw_rows(lambda rows: torch.randn(rows, *x.shape[1:], device=x.device, dtype=x.dtype), len(x))
+
+
+_part: tuple[slice, int] | None = None  # rows of the batch that is learned here, and its whole number of rows
+
+
+@contextmanager
+def part_of_batch(rows: slice, whole: int) -> Iterator[None]:
+    """Let `draw_rows` draw for a batch of `whole` rows of which only `rows` are learned here, see utils.ranks."""
+    global _part
+    _part = (rows, whole)
+    try:
+        yield
+    finally:
+        _part = None
+
+
+def draw_rows(draw: Callable[[int], Tensor], rows: int) -> Tensor:
+    """Draw random numbers [rows ...] by `draw` (number of rows → [rows ...]).
+
+    Inside `part_of_batch` they are drawn for the whole batch, and this process takes its own: so they do not depend on
+    the number of ranks. There may be several rows, side by side, of each row of the batch.
+    """
+    if _part is None:
+        return draw(rows)
+    own, whole = _part
+    each = rows // (own.stop - own.start)
+    return draw(whole * each)[own.start * each : own.stop * each]
 
 
 def step_seed(seed: int, step: int, *, stream: int = 0) -> int:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from robopolicy.core.errors import ConfigError
 from robopolicy.core.rng import episode_seeds, keyed_uniform
+from robopolicy.utils import ranks
 
 _STREAM = 9001  # reset numbers; experts, policies and sensor noise use other streams
 _BLOCK = 256  # training episodes drawn ahead at once: a Philox call costs the same for 1 and for 256
@@ -19,6 +20,9 @@ _BLOCK = 256  # training episodes drawn ahead at once: a Philox call costs the s
 
 class EpisodeQueue:
     """Queue of episode seeds: first those given at `start`, then the env's own training stream.
+
+    Once `share` was called, all ranks take from one stream, in the order of one rank with all envs. `next` is then an
+    exchange between ranks: every rank calls it in every step, with 0 where no episode ended.
 
     Args:
         seed: names the training stream (`robopolicy.core.rng.episode_seeds("train", seed, …)`).
@@ -31,7 +35,8 @@ class EpisodeQueue:
         bounds = np.array(list(ranges.values()), dtype=np.float64).reshape(-1, 2)
         self._low, self._span = bounds[:, 0], bounds[:, 1] - bounds[:, 0]
         self._given = torch.empty(0, dtype=torch.int64)
-        self._count = 0  # training episodes handed out
+        self._count = 0  # training episodes handed out, in all ranks that share the stream
+        self.shared = False
         self._block: tuple[int, NDArray[np.int64], NDArray[np.float64]] = (-1, np.empty(0, np.int64), np.empty(0))
 
     def start(self, seeds: Tensor | None, *, num_envs: int = 0) -> None:
@@ -43,6 +48,10 @@ class EpisodeQueue:
         if seeds is not None and (seeds.ndim != 1 or len(seeds) < num_envs):
             raise ConfigError(f"reset: seeds must be [M] with M >= {num_envs}, found {tuple(seeds.shape)}")
         self._given = torch.empty(0, dtype=torch.int64) if seeds is None else seeds.to(torch.int64).cpu().clone()
+
+    def share(self) -> None:
+        """Take from one stream with the queues of all ranks, which have handed out equally many episodes."""
+        self.shared, self._count = True, self._count * ranks.count()
 
     def reseed(self, seed: int) -> None:
         """Start another training stream."""
@@ -69,7 +78,11 @@ class EpisodeQueue:
         return seeds, numbers
 
     def _train(self, count: int) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-        parts = []
+        before, after = (0, 0) if not self.shared else _others(count)
+        self._count += before
+        parts: list[tuple[NDArray[np.int64], NDArray[np.float64]]] = []
+        if not count:
+            parts.append((np.empty(0, np.int64), np.empty((0, len(self.names)))))
         while count:
             block, at = divmod(self._count, _BLOCK)
             if self._block[0] != block:
@@ -79,6 +92,7 @@ class EpisodeQueue:
             parts.append((self._block[1][at : at + take], self._block[2][at : at + take]))
             self._count += take
             count -= take
+        self._count += after
         if len(parts) == 1:
             return parts[0]
         return np.concatenate([p[0] for p in parts]), np.concatenate([p[1] for p in parts])
@@ -89,3 +103,9 @@ class EpisodeQueue:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.reseed(int(state["seed"]))
         self._given, self._count = state["given"].clone(), int(state["count"])
+
+
+def _others(count: int) -> tuple[int, int]:
+    """Return how many episodes the ranks before this one take in this step, and those after it."""
+    counts = ranks.gather_rows(torch.tensor([count])).tolist()
+    return sum(counts[: ranks.rank()]), sum(counts[ranks.rank() + 1 :])

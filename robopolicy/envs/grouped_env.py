@@ -11,6 +11,7 @@ from robopolicy.core.errors import ConfigError, SpecError
 from robopolicy.core.rng import episode_seeds
 from robopolicy.core.types import Obs, Step, VecEnv
 from robopolicy.envs.wrappers import Wrapper, request_images
+from robopolicy.utils import ranks
 
 _PLACE = 48  # bit of an episode seed at which the place in a group begins; seeds themselves lie below
 
@@ -48,7 +49,9 @@ class GroupedEnv(Wrapper):
         self.place = (torch.arange(env.num_envs, device=env.device) % size) << _PLACE
         self.start = torch.zeros(env.num_envs, dtype=torch.int64, device=env.device)  # seed of the common start
         self.waits = torch.zeros(env.num_envs, dtype=torch.bool, device=env.device)
-        self.handed, self.clock = 0, 0  # start seeds used so far, and steps since the latest start
+        self.shared = False
+        # Start seeds used so far, in all ranks that share them, and steps since the latest start.
+        self.handed, self.clock = 0, 0
 
     @property
     def episode_seed(self) -> Tensor:
@@ -58,6 +61,10 @@ class GroupedEnv(Wrapper):
         """See Selective."""
         request_images(self.env, rows)
 
+    def share_episodes(self) -> None:
+        """See Shareable; the envs underneath need not share theirs: all their starts are given."""
+        self.shared = True
+
     def reset(self, seeds: Tensor | None = None) -> Obs:
         """Start new episodes in all envs.
 
@@ -66,8 +73,10 @@ class GroupedEnv(Wrapper):
         """
         groups = self.num_envs // self.size
         if seeds is None:
-            seeds = episode_seeds("train", self.seed, groups, start=self.handed)
-            self.handed += groups
+            whole = groups * ranks.count() if self.shared else groups
+            seeds = episode_seeds("train", self.seed, whole, start=self.handed)
+            seeds = seeds[ranks.own_part(whole)] if self.shared else seeds
+            self.handed += whole
         self.start = seeds[:groups].to(self.start).repeat_interleave(self.size)
         self.waits, self.clock = torch.zeros_like(self.waits), 0
         return self.env.reset(self.start)

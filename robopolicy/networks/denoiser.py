@@ -10,6 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from robopolicy.core.rng import draw_rows
+
 
 class Denoiser(nn.Module):
     """prediction [B H Da] = f(x [B H Da], t [B] in [0, 1], cond [B C]); the policy chooses the regression target.
@@ -108,5 +110,9 @@ def stratified(batch: int, device: torch.device, *, each: int = 1) -> Tensor:
 
     Each group of `each` consecutive rows, the chunks of one observation, covers the whole interval.
     """
-    t = ((torch.arange(batch, device=device) + torch.rand((), device=device)) / batch).clamp_(max=1.0 - 1e-6)
-    return t.view(each, -1).T.flatten()
+
+    def draw(rows: int) -> Tensor:
+        t = ((torch.arange(rows, device=device) + torch.rand((), device=device)) / rows).clamp_(max=1.0 - 1e-6)
+        return t.view(each, -1).T.flatten()
+
+    return draw_rows(draw, batch)

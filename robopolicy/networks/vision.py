@@ -11,6 +11,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from robopolicy.core.rng import draw_rows
 from robopolicy.networks.transformer import Attention, feed_forward
 
 
@@ -183,7 +184,9 @@ def random_shift(image: Tensor, pixels: int) -> Tensor:
     All frames of one sample move together: the augmentation must not invent motion.
     """
     batch, _, _, height, width = image.shape
-    offset = torch.randint(-pixels, pixels + 1, (2, batch, 1), device=image.device)
+    offset = draw_rows(
+        lambda rows: torch.randint(-pixels, pixels + 1, (2, rows, 1), device=image.device).transpose(0, 1), batch
+    ).transpose(0, 1)
     rows = (torch.arange(height, device=image.device) + offset[0]).clamp_(0, height - 1)  # [B h]
     columns = (torch.arange(width, device=image.device) + offset[1]).clamp_(0, width - 1)  # [B w]
     sample = torch.arange(batch, device=image.device)[:, None, None]

@@ -104,6 +104,10 @@ class Policy(nn.Module):
         """Compute the imitation loss of a batch {key: [B To ...], "action": [B H Da], "action_is_pad": [B H] bool}."""
         raise NotImplementedError(f"{type(self).__name__} is not trained by imitation")
 
+    def loss_items(self, batch: dict[str, Any]) -> int:
+        """Count the items whose mean `loss` is: actions that are not padding."""
+        return int((~batch["action_is_pad"]).sum())
+
 
 def with_bases(policy: Policy) -> list[Policy]:
     """List `policy` and the policies underneath it, from the top."""

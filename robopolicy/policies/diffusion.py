@@ -10,6 +10,7 @@ from torch import Tensor
 
 from robopolicy.config.schema import Count, Fraction, Positive
 from robopolicy.core.errors import CheckpointError, ConfigError
+from robopolicy.core.rng import normal_like
 from robopolicy.core.specs import PolicySpec
 from robopolicy.networks.denoiser import stratified
 from robopolicy.policies.denoising import ChunkDenoiser
@@ -87,8 +88,8 @@ class DiffusionPolicy(ChunkDenoiser):
     def corrupt(self, action: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Forward process at a random step per chunk (Ho et al. 2020, eq. 4); steps are balanced within the batch."""
         step = (stratified(action.shape[0], action.device, each=self.noise_samples) * self.denoising_steps).long()
-        alpha_bar = self.alpha_bar[step, None, None]
-        x, target = self._mixed(action, torch.randn_like(action), alpha_bar.sqrt(), (1.0 - alpha_bar).sqrt())
+        alpha_bar, noise = self.alpha_bar[step, None, None], normal_like(action)
+        x, target = self._mixed(action, noise, alpha_bar.sqrt(), (1.0 - alpha_bar).sqrt())
         return x, step / self.denoising_steps, target
 
     def noised(self, action: Tensor, noise: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:

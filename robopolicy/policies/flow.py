@@ -9,6 +9,7 @@ from torch import Tensor
 
 from robopolicy.config.schema import Count, NonNegative
 from robopolicy.core.errors import ConfigError
+from robopolicy.core.rng import normal_like
 from robopolicy.core.specs import PolicySpec
 from robopolicy.networks.denoiser import stratified
 from robopolicy.policies.denoising import ChunkDenoiser
@@ -59,7 +60,7 @@ class FlowPolicy(ChunkDenoiser):
         t = stratified(action.shape[0], action.device, each=self.noise_samples)
         if self.time_distribution == "beta":
             t = 1.0 - t.pow(1.0 / 1.5)  # inverse of Beta(1.5, 1)'s distribution function u = s^1.5
-        noise = torch.randn_like(action)
+        noise = normal_like(action)
         velocity = action - noise
         return torch.addcmul(noise, t[:, None, None], velocity), t, velocity
 

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from robopolicy.config.schema import Count, Fraction, NonNegative
 from robopolicy.core.errors import ConfigError, SpecError
+from robopolicy.core.rng import draw_rows
 from robopolicy.core.specs import PolicySpec, state_columns
 from robopolicy.core.types import STATE, TASK, Obs
 from robopolicy.datasets.compatibility import misfits
@@ -179,8 +180,9 @@ class RICLPolicy(VLAPolicy):
         if _KEY not in batch:
             raise SpecError(f"{_KEY!r} is missing. Make batches with Batches(…, precompute_features=…).")
         key, frame, distance = (batch[k][:, -1] for k in (_KEY, _FRAME, _DISTANCE))
-        order = torch.rand_like(distance).masked_fill(distance.isinf(), 2.0).argsort(1).argsort(1)
-        chance = torch.rand(len(key), 1, device=key.device)
+        drawn = draw_rows(lambda rows: torch.rand(rows, *distance.shape[1:], device=key.device), len(key))
+        order = drawn.masked_fill(distance.isinf(), 2.0).argsort(1).argsort(1)
+        chance = draw_rows(lambda rows: torch.rand(rows, 1, device=key.device), len(key))
         left_out = (order >= self.shown) | (chance < self.alone)
         found = Retrieved(frame, distance.masked_fill(left_out, torch.inf)).closest(self.pairs)
         silent = (chance[:, 0] >= 1.0 - self.forget) & found.distance[:, 0].isfinite()

@@ -78,6 +78,17 @@ class Checkpointer:
         self._valid: Path | None = None
 
     def save(self, step: int, *, policy: Policy | Product, state: dict[str, Any], best: bool = False) -> Path:
+        """Write a checkpoint as `write` does.
+
+        Raises:
+            CheckpointError: see `write`. KeyboardInterrupt: a stop was requested; everything is saved.
+        """
+        path = self.write(step, policy=policy, state=state, best=best)
+        if self.requested:
+            raise KeyboardInterrupt
+        return path
+
+    def write(self, step: int, *, policy: Policy | Product, state: dict[str, Any], best: bool = False) -> Path:
         """Write a checkpoint and move `latest` (and `best`) to it.
 
         Args:
@@ -87,7 +98,6 @@ class Checkpointer:
 
         Raises:
             CheckpointError: the disk is full, or a value cannot be stored; the previous checkpoint stays.
-            KeyboardInterrupt: a stop was requested; everything is saved.
         """
         previous = self._all()
         repeats = [repeat for saved, repeat in map(_number, previous) if saved == step]
@@ -117,8 +127,6 @@ class Checkpointer:
                 from error  # fmt: skip
         self._valid = path
         self._prune()
-        if self.requested:
-            raise KeyboardInterrupt
         return path
 
     def latest(self) -> dict[str, Any] | None:
@@ -187,17 +195,18 @@ class Checkpointer:
         path = self.latest_path()
         return None if path is None else _meta(path).step
 
+    def ask(self) -> None:
+        """Ask the loop to save and stop; asked again, it stops at once."""
+        if self.requested:
+            raise KeyboardInterrupt
+        self.requested = True
+        _log.warning("Stopping at the next safe point and saving. Press Ctrl-C again to stop without saving.")
+
     @contextmanager
     def interruptible(self) -> Iterator[None]:
         """Turn the first SIGINT or SIGTERM into `requested`; the second one interrupts at once."""
 
-        def ask(number: int, frame: Any) -> None:
-            if self.requested:
-                raise KeyboardInterrupt
-            self.requested = True
-            _log.warning("Stopping at the next safe point and saving. Press Ctrl-C again to stop without saving.")
-
-        before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
+        before = {number: signal.signal(number, lambda *_: self.ask()) for number in (signal.SIGINT, signal.SIGTERM)}
         try:
             yield
         finally:

@@ -16,7 +16,7 @@ _MAY_GROW = (
 )  # `check_same` warns where a schedule depends on it
 # Keys that may change in a run. `threads` changes only the last bits of float sums; Checkpointer.latest warns.
 # `incomplete` only permits; the data that the run began with are compared by their contents.
-_FREE = ("tracker.", "run_dir", "threads", "keep_checkpoints", "incomplete", "loop.log_every")
+_FREE = ("tracker.", "run_dir", "threads", "rank_timeout", "keep_checkpoints", "incomplete", "loop.log_every")
 
 
 def compared_keys(config: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from robopolicy.config.instantiate import build, open_arguments, value_of
+from robopolicy.config.schema import TARGET
 from robopolicy.core.errors import ConfigError
+from robopolicy.core.protocols import Shareable
 from robopolicy.core.types import BASE_ACTION, VecEnv
 from robopolicy.datasets.compatibility import check_same_data, check_same_world
 from robopolicy.datasets.episodes import Episodes
@@ -15,6 +17,7 @@ from robopolicy.envs.wrap_for import wrap_for
 from robopolicy.policies.base import Policy
 from robopolicy.training.train_config import TrainConfig
 from robopolicy.training.validation import Validation
+from robopolicy.utils import ranks
 
 _GATE_EVALUATIONS = 8  # number of evaluations by a gate, where `loop.eval_every` is not given
 
@@ -23,10 +26,10 @@ _GATE_EVALUATIONS = 8  # number of evaluations by a gate, where `loop.eval_every
 
 
 def build_env(config: TrainConfig) -> VecEnv:
-    """Build the env to learn in: the imagined one, or else the task's.
+    """Build the env to learn in: the imagined one, or else the task's. Each rank builds its share of the N envs.
 
     Raises:
-        ConfigError: neither is given. SpecError: the imagined env is of another task.
+        ConfigError: neither is given, or ranks cannot share the envs. SpecError: the imagined env is of another task.
     """
     if config.world is not None:
         world = build(config.world, "world", num_envs=config.num_envs, seed=config.seed)
@@ -37,7 +40,25 @@ def build_env(config: TrainConfig) -> VecEnv:
         return world
     if config.task is None:
         raise config.missing("task", "Choose one: task=<name>.")
-    return build(config.task, "task", num_envs=config.num_envs, seed=config.seed)
+    return build(config.task, "task", num_envs=own_envs(config), seed=config.seed)
+
+
+def own_envs(config: TrainConfig) -> int:
+    """Return the number of envs of this rank; imitation only evaluates, and shares none.
+
+    Raises:
+        ConfigError: N envs, or their groups, cannot be shared equally.
+    """
+    n, k, size = config.num_envs, ranks.count() if config.loop[TARGET] != "offline" else 1, config.group_size or 1
+    if k > 1 and n % (k * size):
+        fits = [str(c) for c in range(2, n + 1) if not n % (c * size)]
+        whole = -(-n // (k * size)) * k * size
+        groups = f" in groups of group_size={size}" if size > 1 else ""
+        raise ConfigError(
+            f"num_envs={n}: {k} ranks cannot share so many envs{groups} equally. Set num_envs={whole}"
+            + (f", or start {' or '.join(fits)} ranks." if fits else ".")
+        )
+    return n // k
 
 
 def required_env(config: TrainConfig, env: VecEnv | None) -> VecEnv:
@@ -47,6 +68,13 @@ def required_env(config: TrainConfig, env: VecEnv | None) -> VecEnv:
 def wrap_env(config: TrainConfig, env: VecEnv, policy: Policy, teacher: Policy | None) -> VecEnv:
     """Wrap `env` for the policy: groups, history, and the base's action where there is a base."""
     grouped = GroupedEnv(env, config.group_size, seed=config.seed) if config.group_size else env
+    if ranks.count() > 1:
+        if not isinstance(grouped, Shareable):
+            raise ConfigError(
+                f"task={env.spec.id}: its episodes cannot be shared by ranks; the native tasks' can. Train it in one "
+                "process, without torchrun."
+            )
+        grouped.share_episodes()
     return wrap_for(policy, grouped, teacher=teacher)
 
 

@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 from robopolicy.core.protocols import Checkpoints, LogsMetrics
 from robopolicy.core.types import Metrics, VecEnv
 from robopolicy.training.started_episodes import StartedEpisodes
+from robopolicy.utils import ranks
 
 _log = logging.getLogger(__name__)
 
@@ -44,11 +45,12 @@ class RegressionMonitor:
         Args:
             success: of the episodes that ended since the last call. steps: env steps taken so far.
         """
-        size = max(100, 2 * env.num_envs)
+        num_envs = env.num_envs * ranks.count()
+        size = max(100, 2 * num_envs)
         self.recent.extend(success)
         while len(self.recent) > size:
             self.recent.popleft()
-        if self.said or len(self.recent) < size or steps < 2 * env.num_envs * env.spec.horizon:
+        if self.said or len(self.recent) < size or steps < 2 * num_envs * env.spec.horizon:
             return
         now = sum(self.recent) / size
         self.first = now if self.first is None else self.first
@@ -102,7 +104,7 @@ class LoopState:
         Args:
             elapsed: primitive steps of one env since the start of each.
         """
-        now = self.steps / env.num_envs
+        now = self.steps / (env.num_envs * ranks.count())
         for outcome, since in zip(success, elapsed, strict=True):
             self.started.add(outcome, counts_at=now - since + env.spec.horizon)
         self.started.advance(now)
@@ -161,7 +163,8 @@ def solved(recent: deque[float], wanted: float | None, steps: int, env: VecEnv) 
 
     Every env gets time for two episodes first: the first to end are the short ones, which are successes.
     """
-    if wanted is None or len(recent) < (recent.maxlen or 0) or steps < 2 * env.num_envs * env.spec.horizon:
+    two_episodes = 2 * env.num_envs * ranks.count() * env.spec.horizon
+    if wanted is None or len(recent) < (recent.maxlen or 0) or steps < two_episodes:
         return False
     return sum(recent) >= wanted * len(recent)
 

@@ -36,6 +36,8 @@ def offline(
     All randomness of step s is drawn from a stream seeded by (seed, s). So an interrupted and resumed run ends in the
     same weights, bit for bit, as an uninterrupted one.
 
+    Several ranks learn neighbouring rows of each batch. Its random numbers are those of one rank, dropout's excepted.
+
     Args:
         evaluate: called with `algo.policy` and step every `evaluate_every` steps; its numbers are logged under `eval/`.
         steps: number of updates. batch_size: windows of an update.
@@ -50,7 +52,7 @@ def offline(
     policy, device = algo.policy, next(algo.policy.parameters()).device
     batches = Batches(
         episodes, policy.spec, batch_size=batch_size, seed=seed, device=device,
-        precompute_features=policy.precompute_features,
+        precompute_features=policy.precompute_features, shared=True,
     )  # fmt: skip
     state = checkpointer.latest()
     step, best, window = 0, -1.0, LogWindow(log_every or interval(steps, most=100))  # best: success rate
@@ -63,7 +65,8 @@ def offline(
         progress.update(step)
         while step < steps:
             seed_generators(step_seed(seed, step), device)
-            metrics, better = algo.update(batches[step]), False
+            with batches.drawing():
+                metrics, better = algo.update(batches[step]), False
             step += 1
             window.add(metrics, step, tracker)
             progress.update(step, **window.means)

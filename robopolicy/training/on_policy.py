@@ -7,6 +7,8 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import torch
+
 from robopolicy.buffers.collector import Explorer, Rollout, RolloutCollector
 from robopolicy.config.schema import Count, Fraction, Natural
 from robopolicy.core.errors import ConfigError
@@ -15,6 +17,8 @@ from robopolicy.core.types import Metrics, VecEnv
 from robopolicy.core.untrusted import refusing
 from robopolicy.training.contract import check_algorithm
 from robopolicy.training.loop_state import RECENT, Evaluate, LoopState, evaluate_and_save, solved
+from robopolicy.training.ranked import join_rows, own_rows
+from robopolicy.utils import ranks
 from robopolicy.utils.malloc import release_memory
 
 
@@ -86,7 +90,7 @@ def on_policy(
             if last:
                 return {"steps": state.steps, "train_s": state.train_s, **state.result}
             clock = [time.perf_counter()]
-            rollout = state.collector.collect(rollout_steps)
+            rollout = count_over_ranks(state.collector.collect(rollout_steps))
             clock.append(time.perf_counter())
             batch = algo.returns(rollout)
             clock.append(time.perf_counter())
@@ -119,18 +123,32 @@ class OnPolicyState(LoopState):
         self.add_episodes(rollout.success, rollout.elapsed, self.collector.env)
 
     def state_dict(self) -> dict[str, Any]:
+        collector = join_rows(self.collector.state_dict(), self.collector.env.num_envs)
         return {
-            **super().state_dict(), "algo": self.algo.state_dict(), "collector": self.collector.state_dict(),
+            **super().state_dict(), "algo": self.algo.state_dict(), "collector": collector,
             "done": self.done, "recent": list(self.recent), "decline": self.monitor.state_dict(),
         }  # fmt: skip
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         with refusing("checkpoint: state.json"):
             self.algo.load_state_dict(state["algo"])
-            self.collector.load_state_dict(state["collector"])
+            self.collector.load_state_dict(own_rows(state["collector"], self.collector.env.num_envs))
             super().load_state_dict(state)
             self.done, self.recent = int(state["done"]), deque(map(float, state["recent"]), maxlen=RECENT)
             self.monitor.load_state_dict(state["decline"])
+
+
+def count_over_ranks(rollout: Rollout) -> Rollout:
+    """Replace episodes, steps and info of a rollout by those of all ranks, in the order of one rank with all envs."""
+    if ranks.count() == 1:
+        return rollout
+    ended = list(zip(rollout.ended_at, rollout.success, rollout.elapsed, strict=True))
+    episodes = sorted((episode for part in ranks.gather(ended) for episode in part), key=lambda episode: episode[0])
+    success, elapsed = [episode[1] for episode in episodes], [episode[2] for episode in episodes]
+    steps = int(ranks.total(torch.tensor(rollout.steps)))
+    values = ranks.total(torch.tensor(list(rollout.info.values()), dtype=torch.float64)) / ranks.count()
+    info = dict(zip(rollout.info, values.tolist(), strict=True))
+    return rollout._replace(success=success, elapsed=elapsed, steps=steps, info=info)
 
 
 def log(state: OnPolicyState, tracker: LogsMetrics, metrics: Metrics, clock: list[float]) -> None:
@@ -150,11 +168,12 @@ def log(state: OnPolicyState, tracker: LogsMetrics, metrics: Metrics, clock: lis
 
 def _iterations(algo: OnPolicy, env: VecEnv, total_steps: int, rollout_steps: int) -> int:
     """Return how many rollouts fit into `total_steps`."""
-    per_rollout = env.num_envs * rollout_steps
+    num_envs = env.num_envs * ranks.count()
+    per_rollout = num_envs * rollout_steps
     iterations = total_steps // per_rollout
     if not iterations:
         raise ConfigError(
-            f"total_steps={total_steps} is less than one rollout of num_envs={env.num_envs} × "
+            f"total_steps={total_steps} is less than one rollout of num_envs={num_envs} × "
             f"rollout_steps={rollout_steps} = {per_rollout} primitive steps. Raise loop.total_steps, or lower "
             "num_envs or loop.rollout_steps."
         )

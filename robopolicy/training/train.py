@@ -13,8 +13,10 @@ from robopolicy.core.errors import ConfigError
 from robopolicy.core.types import Metrics
 from robopolicy.runs.checkpointer import Checkpointer
 from robopolicy.runs.run_dir import has_checkpoint, open_run, read_config
+from robopolicy.training.ranked import RankedCheckpointer, check_supported
 from robopolicy.training.train_config import TrainConfig
 from robopolicy.training.trainers import train_imitation, train_off_policy, train_on_policy, train_world_model
+from robopolicy.utils import ranks
 from robopolicy.utils.threads import set_threads
 
 Trainer = Callable[[TrainConfig, Checkpointer], Metrics]
@@ -47,6 +49,8 @@ def train(**keys: Any) -> Metrics:
     """
     config = TrainConfig(**keys)
     set_threads(config.threads)
+    check_supported("coevolve" if config.rounds else config.loop[TARGET])
+    ranks.barrier()  # rank 0 has opened the run directory
     if config.rounds:
         if config.coevolve is None or config.world is None:
             raise ConfigError("rounds: need a world to imagine in and to refit: world=imagined, world.model=<its run>.")
@@ -58,7 +62,10 @@ def train(**keys: Any) -> Metrics:
             "remove teacher_sampling."
         )
     torch.manual_seed(config.seed)
-    result = _trainer(config.loop)(config, Checkpointer(config.run_dir, keep=config.keep_checkpoints))
+    kind = Checkpointer if ranks.count() == 1 else RankedCheckpointer
+    result = _trainer(config.loop)(config, kind(config.run_dir, keep=config.keep_checkpoints))
+    if ranks.rank():
+        return result
     print(f"trained: {config.run_dir} ({', '.join(f'{k} {_shown(v)}' for k, v in result.items())})")
     return result
 

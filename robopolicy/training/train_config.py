@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from robopolicy.config.instantiate import value_of
-from robopolicy.config.schema import TARGET, Count, Device, Natural, Node
+from robopolicy.config.schema import TARGET, Count, Device, Natural, Node, Positive
 from robopolicy.core.errors import ConfigError
 
 _ANCHOR = 0.01  # weight of the KL to the base in imagination, where `algo.anchor` is not given
@@ -34,6 +34,7 @@ class TrainConfig:
         group_size: envs that start in the same state, see GroupedEnv; None: each env starts in its own.
         validation_episodes: episodes of each evaluation. keep_checkpoints: number of checkpoints to keep.
         seed: of everything random. device: of the networks. threads: of torch; None: torch's choice.
+        rank_timeout: seconds that the processes of torchrun wait for one another; an evaluation takes less.
     """
 
     run_dir: Path
@@ -62,6 +63,7 @@ class TrainConfig:
     seed: int = 0
     device: Device = "cpu"
     threads: Count | None = None
+    rank_timeout: Positive = 600.0
 
     @property
     def algo_node(self) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from robopolicy.config.instantiate import build, open_arguments
+from robopolicy.config.schema import TARGET
 from robopolicy.core.types import Metrics
 from robopolicy.policies.base import Policy
 from robopolicy.runs.checkpointer import Checkpointer
@@ -21,8 +22,10 @@ from robopolicy.training.builders import (
     wrap_env,
 )
 from robopolicy.training.policy_builders import build_policy_for, load_base, load_teacher
+from robopolicy.training.ranked import check_supported, check_weights
 from robopolicy.training.train_config import TrainConfig
 from robopolicy.training.validation import Validation
+from robopolicy.utils import ranks
 from robopolicy.utils.atomic import write_atomically
 
 
@@ -115,7 +118,10 @@ def run_loop(
             `checkpointer`.
     """
     gated = evaluate.keeping(checkpointer) if hasattr(evaluate, "keeping") else None
+    check_supported(config.loop[TARGET], arguments.get("algo"))
     if policy is not None:
+        check_weights(policy)
+    if policy is not None and not ranks.rank():
         write_atomically(config.run_dir / "spec.json", policy.spec.to_json() + "\n")
     tracker = open_tracker(config, axis, checkpointer.step)
     if validation is not None:
@@ -142,11 +148,13 @@ def run_loop(
 
 
 def open_tracker(config: TrainConfig, axis: Axis, step: int | None) -> Tracker:
-    """Open the tracker of a run.
+    """Open the tracker of a run; only rank 0 has one that writes.
 
     Args:
         axis: unit of the loop's steps. step: of the checkpoint that the run continues from; None: it begins.
     """
+    if ranks.rank():
+        return Tracker(quiet=True)
     tracker = build(config.tracker, "tracker", run_dir=config.run_dir, config=read_config(config.run_dir), axis=axis)
     tracker.rewind(step)
     return tracker

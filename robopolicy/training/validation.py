@@ -18,6 +18,8 @@ from robopolicy.evaluation.rollout import evaluate
 from robopolicy.evaluation.video import choose, film
 from robopolicy.policies.base import Policy
 from robopolicy.runs.logger import Tracker
+from robopolicy.training.ranked import gather_episodes
+from robopolicy.utils import ranks
 
 _ENVS = 100  # envs that validation episodes are run in; outcomes do not depend on it
 _FILMS = 50  # of a run, at most
@@ -28,8 +30,8 @@ _log = logging.getLogger(__name__)
 class Validation:
     """Evaluates a policy on `episodes` validation episodes. Rows are saved as `evaluations/<step>.parquet`.
 
-    The global random state is unchanged. Episodes are filmed where `tracker`, which is set when the training begins,
-    shows films.
+    Each rank runs a part of the episodes, and has the metrics of all. The global random state is unchanged. Episodes
+    are filmed where `tracker`, which is set when the training begins, shows films.
 
     Args:
         task: node of the task.
@@ -37,7 +39,8 @@ class Validation:
 
     def __init__(self, task: dict[str, Any], *, episodes: int, run_dir: Path) -> None:
         self.task, self.run_dir = task, run_dir
-        self.seeds = episode_seeds("validation", 0, episodes)
+        seeds = episode_seeds("validation", 0, episodes)
+        self.seeds = seeds[ranks.own_part(episodes)]
         self.tracker: Tracker | None = None
         self._env: VecEnv | None = None  # made at the first evaluation
         self._filmed: VecEnv | None = None  # made at the first film
@@ -46,9 +49,11 @@ class Validation:
     def __call__(self, policy: Policy, step: int) -> Metrics:
         """Evaluate `policy` at `step` of its training."""
         if self._env is None:
-            self._env = build(self.task, "task", num_envs=min(_ENVS, len(self.seeds)), seed=0)
+            self._env = build(self.task, "task", num_envs=max(1, min(_ENVS, len(self.seeds))), seed=0)
         with torch.random.fork_rng():
-            rows = evaluate(policy, self._env, self.seeds, policy_id=f"step_{step}")
+            rows = gather_episodes(evaluate(policy, self._env, self.seeds, policy_id=f"step_{step}"))
+            if ranks.rank():
+                return rows.metrics()
             rows.save(self.run_dir / "evaluations" / f"{step:09d}.parquet")
             if self.tracker is not None and self.tracker.shows_films and self._may_film():
                 self._film(policy, rows, step, self.tracker)

@@ -1,0 +1,75 @@
+"""Exchanges between ranks, by gloo on one machine."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+
+import pytest
+import torch
+from torch import nn
+
+from robopolicy.core.errors import RankError
+from robopolicy.utils import ranks
+from tests.rank_processes import in_ranks
+
+pytestmark = pytest.mark.timeout(300)
+
+
+def test_one_rank_gets_its_arguments_back() -> None:
+    x = torch.tensor([1.0, 2.0])
+    assert ranks.total(x) is x and ranks.gather_rows(x) is x and ranks.average_gradients([], x, 3) is x
+    assert ranks.gather({"a": 1}) == [{"a": 1}] and ranks.own_part(7) == slice(0, 7)
+    assert float(ranks.mean_of(x)) == 1.5 and ranks.any_of(True) and not ranks.any_of(False)
+
+
+def _exchange() -> dict[str, object]:
+    rank = ranks.rank()
+    used, unused, local = (nn.Parameter(torch.zeros(2)) for _ in range(3))
+    used.grad = torch.tensor([1.0, 2.0]) * (rank + 1)
+    local.grad = torch.ones(2) if rank else None
+    mean = ranks.average_gradients([used, unused, local], torch.tensor(float(rank)), weight=[1, 3][rank])
+    return {
+        "mean": float(mean), "used": used.grad.tolist(), "unused": unused.grad, "local": local.grad.tolist(),
+        "all": ranks.gather({"rank": "é" * rank}), "rows": ranks.gather_rows(torch.tensor([[rank], [9]])).tolist(),
+        "mean_of": float(ranks.mean_of(torch.arange(rank + 1.0))), "any": ranks.any_of(rank == 1),
+        "part": [ranks.own_part(7).start, ranks.own_part(7).stop],
+    }  # fmt: skip
+
+
+def test_two_ranks_exchange() -> None:
+    zero, one = in_ranks(_exchange, 2)
+    assert zero["part"] == [0, 3] and one["part"] == [3, 7]
+    del zero["part"], one["part"]
+    assert zero == one == {
+        "mean": 0.75, "used": [1.75, 3.5], "unused": None, "local": [0.75, 0.75], "all": [{"rank": ""}, {"rank": "é"}],
+        "rows": [[0], [9], [1], [9]], "mean_of": pytest.approx(1 / 3), "any": True,
+    }  # fmt: skip
+
+
+def _die(how: str) -> float:
+    ranks.barrier()
+    began = time.perf_counter()
+    if ranks.rank():
+        if how == "killed":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if how == "failed":
+            raise ValueError("out of luck")
+        time.sleep(30)  # busy
+    try:
+        ranks.barrier()
+    except RankError as error:
+        raise RankError(f"{time.perf_counter() - began:.0f} {error}") from None
+    return 0.0
+
+
+@pytest.mark.parametrize(("how", "said", "within"), [
+    ("killed", "rank 1 is silent", 10), ("failed", "rank 1 ended by ValueError: out of luck", 10),
+    ("busy", "rank 1 did not come to exchange", 15),
+])  # fmt: skip
+def test_the_others_end_and_name_the_missing_rank(how: str, said: str, within: int) -> None:
+    error = in_ranks(_die, 2, how, timeout=5.0)[0]
+    assert isinstance(error, RankError), error
+    seconds, text = str(error).split(" ", 1)
+    assert said in text and int(seconds) < within, error
