@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import ast
 import json
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -21,6 +23,7 @@ from robopolicy.datasets.hdf5.convert import find_hdf5  # noqa: E402
 from robopolicy.datasets.hdf5.options import ActionFacts, Hdf5Options  # noqa: E402
 from robopolicy.datasets.lerobot_reader import load_episodes  # noqa: E402
 from robopolicy.real.datasets.convert import convert  # noqa: E402
+from robopolicy.sim.suites import maniskill_meaning  # noqa: E402
 from robopolicy.sim.suites.base import unit_action  # noqa: E402
 from tests.datasets import hdf5_files as files  # noqa: E402
 
@@ -252,17 +255,29 @@ def test_what_belongs_to_a_file_is_there(tmp_path: Path) -> None:
         convert(recording=maze, out=tmp_path / "x", hdf5=Hdf5Options(filter="train"))
 
 
-@pytest.mark.parametrize(("suite", "facts"), [
-    ("robosuite", {**known_actions("robomimic")["OSC_POSE (deltas)"], "frame": "world"}),
-    ("maniskill", known_actions("ManiSkill")["pd_ee_delta_pose"]),
-])  # fmt: skip
-def test_actions_mean_what_the_suite_of_the_same_name_says(suite: str, facts: dict[str, Any]) -> None:
-    """So that a policy trained on a file runs in the suite; read from its source, as it need not be installed."""
-    module = ast.parse((Path(__file__).parents[2] / "sim" / "suites" / f"{suite}.py").read_text())
+def _robosuite() -> ActionSpec:
+    """Read from the suite's source, as it need not be installed."""
+    module = ast.parse((Path(__file__).parents[2] / "sim" / "suites" / "robosuite.py").read_text())
     (call,) = [n.value for n in module.body if isinstance(n, ast.Assign) and ast.unparse(n.targets[0]) == "ACTION"]
     assert isinstance(call, ast.Call)
     meaning = {str(k.arg): ast.literal_eval(k.value) for k in call.keywords}
-    there = unit_action(*map(ast.literal_eval, call.args), **meaning)
+    return unit_action(*map(ast.literal_eval, call.args), **meaning)
+
+
+def _maniskill() -> ActionSpec:
+    space = SimpleNamespace(low=-np.ones(7, dtype=np.float32), high=np.ones(7, dtype=np.float32))
+    return maniskill_meaning.action(SimpleNamespace(single_action_space=space), "panda", "pd_ee_delta_pose")
+
+
+@pytest.mark.parametrize(("there", "facts"), [
+    (_robosuite, {**known_actions("robomimic")["OSC_POSE (deltas)"], "frame": "world"}),
+    (_maniskill, known_actions("ManiSkill")["pd_ee_delta_pose"]),
+])  # fmt: skip
+def test_actions_mean_what_the_suite_of_the_same_name_says(
+    there: Callable[[], ActionSpec], facts: dict[str, Any]
+) -> None:
+    """So that a policy trained on a file runs in the suite."""
+    spec = there()
     for key, fact in facts.items():
-        assert getattr(there, key) == (fact * 7 if key in ("units", "low", "high") else fact), key
-    assert there == ActionSpec(**{k: v * 7 if k in ("units", "low", "high") else v for k, v in facts.items()})
+        assert getattr(spec, key) == (fact * 7 if key in ("units", "low", "high") else fact), key
+    assert spec == ActionSpec(**{k: v * 7 if k in ("units", "low", "high") else v for k, v in facts.items()})

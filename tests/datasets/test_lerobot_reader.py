@@ -164,7 +164,9 @@ def test_a_dataset_recorded_by_others(tmp_path: Path) -> None:
         theirs.save_episode()
     theirs.finalize()
 
-    with pytest.raises(DataError, match=r"action_spec is missing.*ActionSpec\(.*action names are None"):
+    with pytest.raises(
+        DataError, match=r"action_spec is missing.*robopolicy data import dataset=.*action names are None"
+    ):
         load_episodes(tmp_path / "foreign")
     rename = {"observation.image": "observation.images.top"}
     loaded = load_episodes(tmp_path / "foreign", action_spec=ACTION, rename=rename)
