@@ -2,7 +2,7 @@
 
 Agarwal, Schwarzer, Castro, Courville & Bellemare (2021), NeurIPS 34: few training seeds ask for intervals, and for an
 interquartile mean (IQM) that one task cannot decide. Intervals are percentile bootstraps, stratified by task: training
-seeds are drawn anew within each task.
+seeds are resampled within each task.
 
 Axes: S training seeds of a setting, which may differ from task to task; E episodes that all of them met.
 """

@@ -96,7 +96,7 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     monkeypatch.setattr(lerobot, "HF_LEROBOT_HOME", home)
     monkeypatch.setattr(lerobot, "HF_LEROBOT_HUB_CACHE", home / "hub")
-    cache, commit = home / "hub" / "datasets--somebody--arm", "c" * 40
+    cache, commit = home / "hub" / "datasets--lab--arm", "c" * 40
     (cache / "refs").mkdir(parents=True)
     (cache / "refs" / "v3.0").write_text(commit)
     (cache / "blobs").mkdir()
@@ -165,7 +165,7 @@ def test_what_the_data_do_not_show_is_asked_for_at_once(
 
 
 def test_a_dataset_of_the_hub_is_taken_from_lerobots_cache_without_a_network(hub: Path, tmp_path: Path) -> None:
-    name = Path(f"{HUB}somebody/arm")
+    name = Path(f"{HUB}lab/arm")
     with pytest.raises(ConfigError, match="out=data/arm"):
         data_import(dataset=name)
     out = data_import(dataset=name, out=tmp_path / "data" / "arm")
@@ -174,8 +174,8 @@ def test_a_dataset_of_the_hub_is_taken_from_lerobots_cache_without_a_network(hub
     assert not list(hub.rglob("robopolicy.json")), "the cache is as it was"
     with pytest.raises(DataError, match="exists"):
         data_import(dataset=name, out=out)
-    with pytest.raises(DataError, match="nobody/there"):
-        fetch(f"{HUB}nobody/there")
+    with pytest.raises(DataError, match="lab/missing"):
+        fetch(f"{HUB}lab/missing")
     with pytest.raises(DataError, match=r"\.\./x"):
         fetch(f"{HUB}../x")
 
