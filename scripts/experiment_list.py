@@ -183,6 +183,9 @@ EARLIER = (
     "algo.actor_warmup=0",
 )  # before it watched the critics
 EARLIER_LONG = (*EARLIER, "algo.penalty_steps=30000", "loop.total_steps=150000")
+EARLIER_FAST = (*EARLIER, "algo.exploration_std=0.15", "algo.warmup_std=0.3", "algo.penalty_steps=8000")
+EARLIER_PEG = (*EARLIER, "algo.penalty_steps=40000", "loop.total_steps=125000", "loop.warmup_steps=10000")
+EARLIER_CAREFUL = (*EARLIER, "algo.penalty=30", "algo.penalty_steps=40000", "loop.total_steps=60000")
 ABLATION = {  # one change each of algo=dppo
     "as_is": (),
     "floor_0.05": ("algo.noise.floor=0.05",),
@@ -441,21 +444,30 @@ EXPERIMENTS = {
         seeds=(0, 1, 2, 3, 4),
     ),
     "residual_no_dip": Experiment(
-        (Setting(PICK, {"refined": ("algo=residual", "loop.eval_every=1000", *WATCH)}),),
+        (Setting(PICK, {"refined": (*EARLIER_FAST, "loop.eval_every=1000", *WATCH)}),),
         seeds=(0, 1, 2, 3, 4),
         extra=("dip",),
     ),
     "pick_residual_sample_efficient": Experiment(
-        (Setting(PICK, {"refined": ("algo=residual_sample_efficient",)}),), seeds=(0, 1, 2, 3, 4)
+        (Setting(PICK, {"refined": ("algo=residual_sample_efficient", *EARLIER[1:])}),), seeds=(0, 1, 2, 3, 4)
     ),
     "strong_base_residual": Experiment(
         (
             Setting(
                 Base("peg_easy", 80, 0.65),
-                {"refined": ("algo=residual", "loop.total_steps=60000", "loop.eval_every=2000", *WATCH)},
+                {"refined": (*EARLIER_CAREFUL, "loop.eval_every=5000", *WATCH)},
             ),
         ),
         extra=("worse",),
+    ),
+    "peg_residual": Experiment(
+        (
+            Setting(PEG_EASY, {"refined": EARLIER_FAST}, "easy/"),
+            Setting(PEG, {"refined": EARLIER_PEG}, "hard/"),
+        )
+    ),
+    "native_suite_residual": Experiment(
+        tuple(Setting(base, {"refined": EARLIER_LONG}, prefix=f"{base.task}/") for base in SUITE), extra=("mean",)
     ),
     "never_worse": Experiment(  # one preset; a task chooses the budget alone
         tuple(
@@ -493,14 +505,20 @@ EXPERIMENTS = {
         (
             Setting(
                 PICK_PIXELS,
-                {"refined": ("algo=residual", "policy.pictures=true", "num_envs=8", "loop.total_steps=40000")},
+                {
+                    "refined": (
+                        *EARLIER,
+                        "algo.penalty_steps=30000",
+                        "policy.pictures=true",
+                        "num_envs=8",
+                        "loop.total_steps=40000",
+                    )
+                },
             ),
         )
     ),
-    "lerobot_base_residual": Experiment((Setting(PICK_ACT, {"refined": ("algo=residual",)}),)),
-    "trained_under_limits": Experiment(
-        (Setting(PICK, {"free": ("algo=residual",), "limited": ("algo=residual", LIMITED)}),)
-    ),
+    "lerobot_base_residual": Experiment((Setting(PICK_ACT, {"refined": EARLIER_FAST}),)),
+    "trained_under_limits": Experiment((Setting(PICK, {"free": EARLIER_FAST, "limited": (*EARLIER_FAST, LIMITED)}),)),
     "pick_dppo": Experiment((Setting(PICK, {"refined": ("algo=dppo", SOLVED)}),), seeds=(0, 1, 2, 3, 4)),
     "peg_dppo": Experiment(
         (Setting(PEG, {"refined": SUITE_DPPO}, prefix="peg/"),), extra=("curve",), runs="native_suite_dppo"
@@ -623,7 +641,7 @@ EXPERIMENTS = {
                 PICK,
                 {
                     "dppo": ("algo=dppo", *CURVE),
-                    "residual": ("algo=residual", "loop.eval_every=3000", *WATCH),
+                    "residual": (*EARLIER_FAST, "loop.eval_every=3000", *WATCH),
                 },
             ),
             Setting(PICK_GAUSSIAN, {"ppo": ("algo=ppo", *CURVE)}, prefix="gaussian/"),
