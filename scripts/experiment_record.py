@@ -15,7 +15,7 @@ from robopolicy.evaluation.episode_table import EpisodeTable
 from robopolicy.evaluation.forgetting import forgetting
 from robopolicy.reporting.result_rows import Evidence, measured, of_rows, pooled
 from robopolicy.reporting.results_page import CURVE
-from scripts.experiment_list import Experiment, Setting, trains
+from scripts.experiment_plan import Experiment, Setting, trains
 
 Job = tuple[Setting, str, int]  # a setting, the name of one of its refinements, a training seed
 
@@ -56,7 +56,7 @@ def record(
         if all(key in rows for key in keys):
             whole[label] = [replace(rows[key], command=command) for key in keys]
     every = [*rows.values(), *(pooled(rates) for rates in whole.values())]
-    refined = [label for label in labels if label.endswith("refined")]
+    refined = [f"{s.prefix}refined" for s in experiment.settings if s.in_mean and "refined" in s.refine]
     if "mean" in experiment.extra and all(label in whole for label in refined):
         rates = {label: fmean([row.value for row in whole[label]]) for label in refined}
         commits = dict.fromkeys(c for label in refined for row in whole[label] for c in row.commit.split())
