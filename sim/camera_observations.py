@@ -1,0 +1,90 @@
+"""Add pictures and point clouds of cameras in the scene to the observations of native tasks."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, replace
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from robopolicy.core.errors import DataError
+from robopolicy.core.types import IMAGES, POINTS, Feature, Obs
+from robopolicy.sim.render import Camera, Offset
+from robopolicy.utils.point_clouds import PointCloud
+
+Array = NDArray[np.float64]
+_MARGIN = 0.05  # m, by which the default box of point clouds exceeds the workspace
+_ABOVE_TABLE = 0.005  # m
+
+
+class CameraObservations:
+    """Renders `observation.images.<cam>` uint8 [3 h w] and `observation.points.<cam>` float32 [P 3].
+
+    Args:
+        camera: renders states. workspace: of the task, m.
+        cameras, image_size, points, cloud, offset: see Simulation.
+    """
+
+    def __init__(
+        self, camera: Camera, workspace: tuple[Any, Any], *, cameras: tuple[str, ...], image_size: tuple[int, int],
+        points: tuple[str, ...], cloud: PointCloud, offset: Offset,
+    ) -> None:  # fmt: skip
+        self.camera, self.cameras, self.image_size = camera, tuple(cameras), tuple(image_size)
+        self.points, self.offset = tuple(points), tuple(offset)
+        self.cloud = cloud if cloud.box else replace(cloud, box=_box(*workspace))
+
+    @property
+    def features(self) -> dict[str, Feature]:
+        images = {IMAGES + c: Feature((3, *self.image_size), dtype="uint8") for c in self.cameras}
+        return images | {POINTS + c: Feature((self.cloud.count, 3)) for c in self.points}
+
+    def identity(self, quality: str) -> dict[str, Any]:
+        """Return the part of the env's digest; envs without clouds and moved cameras keep their digests."""
+        some = bool(self.cameras or self.points)
+        found: dict[str, Any] = {
+            "cameras": self.cameras,
+            "image_size": self.image_size if self.cameras else None,
+            "render_quality": quality if some else None,
+        }
+        if self.points:
+            found |= {"points": self.points, "cloud": asdict(self.cloud)}
+        return found | ({"camera_offset": self.offset} if some and any(self.offset) else {})
+
+    def observe(
+        self, states: Array, extra: Array, seeds: Tensor, steps: NDArray[np.int64], seen: NDArray[np.bool_] | None
+    ) -> Obs:
+        """Render M envs.
+
+        Args:
+            states: [M 1+nq+nv] of the physics. extra: [M E] of the task. seeds, steps: [M] of the episodes.
+            seen: [M] envs that are rendered, the others are black (clouds: zero); None: all.
+
+        Raises:
+            ConfigError: no such camera.
+            DataError: a cloud is empty.
+        """
+        obs, rows = Obs(), range(len(states)) if seen is None else seen.nonzero()[0].tolist()
+        for name in self.cameras:
+            taken = np.zeros((len(states), 3, *self.image_size), dtype=np.uint8)
+            for k in rows:
+                taken[k] = self.camera.picture(states[k], extra[k], name, *self.image_size)
+            obs[IMAGES + name] = torch.from_numpy(taken)
+        for name in self.points:
+            clouds = np.zeros((len(states), self.cloud.count, 3), dtype=np.float32)
+            for k in rows:
+                seed, step = int(seeds[k]), int(steps[k])
+                image = self.camera.depth(states[k], extra[k], name, *self.cloud.size)
+                try:
+                    clouds[k] = self.cloud(*image, seed=seed, step=step)
+                except DataError as error:
+                    raise DataError(f"{POINTS}{name}, episode seed {seed}, step {step}: {error}") from None
+            obs[POINTS + name] = torch.from_numpy(clouds)
+        return obs
+
+
+def _box(low: tuple[float, ...], high: tuple[float, ...]) -> Any:
+    """Return the default box: around the workspace, without the table's top at z = 0."""
+    return (low[0] - _MARGIN, low[1] - _MARGIN, _ABOVE_TABLE), tuple(v + _MARGIN for v in high)
