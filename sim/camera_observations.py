@@ -12,7 +12,7 @@ from torch import Tensor
 
 from robopolicy.core.errors import DataError
 from robopolicy.core.types import IMAGES, POINTS, Feature, Obs
-from robopolicy.sim.render import Camera, Offset
+from robopolicy.sim.render import Camera
 from robopolicy.utils.point_clouds import PointCloud
 
 Array = NDArray[np.float64]
@@ -25,16 +25,17 @@ class CameraObservations:
 
     Args:
         camera: renders states. workspace: of the task, m.
-        cameras, image_size, points, cloud, offset: see Simulation.
+        cameras, image_size, points, cloud: see Simulation.
     """
 
     def __init__(
         self, camera: Camera, workspace: tuple[Any, Any], *, cameras: tuple[str, ...], image_size: tuple[int, int],
-        points: tuple[str, ...], cloud: PointCloud, offset: Offset,
+        points: tuple[str, ...], cloud: PointCloud | None,
     ) -> None:  # fmt: skip
         self.camera, self.cameras, self.image_size = camera, tuple(cameras), tuple(image_size)
-        self.points, self.offset = tuple(points), tuple(offset)
-        self.cloud = cloud if cloud.box else replace(cloud, box=_box(*workspace))
+        self.points, self.cloud = tuple(points), cloud or PointCloud()
+        if self.cloud.box is None:
+            self.cloud = replace(self.cloud, box=_box(*workspace))
 
     @property
     def features(self) -> dict[str, Feature]:
@@ -51,7 +52,7 @@ class CameraObservations:
         }
         if self.points:
             found |= {"points": self.points, "cloud": asdict(self.cloud)}
-        return found | ({"camera_offset": self.offset} if some and any(self.offset) else {})
+        return found | ({"camera_offset": self.camera.offset} if some and any(self.camera.offset) else {})
 
     def observe(
         self, states: Array, extra: Array, seeds: Tensor, steps: NDArray[np.int64], seen: NDArray[np.bool_] | None

@@ -170,7 +170,8 @@ class Camera:
             raise ConfigError(f"render_quality must be 'fast' or 'full', found {quality!r}")
         if not np.isfinite(offset).all():
             raise ConfigError(f"camera_offset: expected three finite numbers in m, found {tuple(offset)}")
-        self._source, self._task, self._at, self._quality, self._offset = model, task, at, quality, offset
+        self._source, self._task, self._at, self._quality = model, task, at, quality
+        self.offset = tuple(offset)
         self._canvas: Canvas | None = None
 
     def picture(self, state: Array, extra: Array, camera: str, height: int, width: int) -> NDArray[np.uint8]:
@@ -185,7 +186,7 @@ class Camera:
         """Bring the copy of the model to `state`."""
         if self._canvas is None:
             self._model = copy.copy(self._source)  # decorate() may change it
-            self._model.cam_pos[self._model.cam_bodyid == 0] += self._offset
+            self._model.cam_pos[self._model.cam_bodyid == 0] += self.offset
             self._data, self._canvas = mujoco.MjData(self._model), Canvas(self._model, self._quality)
         model, data = self._model, self._data
         mujoco.mj_setState(model, data, state, _FULL)

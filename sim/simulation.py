@@ -86,10 +86,8 @@ class Simulation:
         noise = {f"joint{i + 1}": (-task.joint_noise, task.joint_noise) for i in range(self.dof)}
         self._queue = EpisodeQueue(seed, {**noise, **task.ranges, **self.randomization.ranges})
         self._camera = Camera(self.model, task, self.at, render_quality, camera_offset)
-        self.views = CameraObservations(
-            self._camera, task.workspace, cameras=cameras, image_size=image_size, points=points,
-            cloud=cloud or PointCloud(), offset=camera_offset,
-        )  # fmt: skip
+        seen: dict[str, Any] = {"cameras": cameras, "image_size": image_size, "points": points, "cloud": cloud}
+        self.views = CameraObservations(self._camera, task.workspace, **seen)
 
         n = num_envs
         self.episode_seed = torch.zeros(n, dtype=torch.int64)
@@ -219,8 +217,8 @@ class Simulation:
             noise = keyed_normal(seed, t, (self.layout.size,), stream=_NOISE_STREAM)
             obs[STATE] += self.randomization.sensor_noise * noise
         if pictures and self.pictures:
-            seeds = self.episode_seed[torch.from_numpy(index)]
-            obs |= self.views.observe(self.physics.state[index], self._extra[index], seeds, self._t[index], seen)
+            episode = self.episode_seed[torch.from_numpy(index)], self._t[index]
+            obs |= self.views.observe(self.physics.state[index], self._extra[index], *episode, seen)
         return obs
 
     def _spec(self, xml: str, control: str) -> EnvSpec:

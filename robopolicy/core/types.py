@@ -30,6 +30,7 @@ Metrics = dict[str, float]
 STATE = "observation.state"
 IMAGES = "observation.images."  # prefix; the camera's name follows
 POINTS = "observation.points."  # prefix of point clouds; the depth camera's name follows
+RENDERED = (IMAGES, POINTS)  # prefixes of observations that cost a simulator a rendering
 ENV_STATE = "observation.environment_state"  # LeRobot's; our datasets without pictures repeat STATE under it
 TASK = "task_index"
 BASE_ACTION = "base_action"  # [N Da], added by BaseActionEnv only

@@ -8,12 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from robopolicy.config.schema import Count, Natural
+from robopolicy.config.schema import Count, Fraction, Natural
 from robopolicy.core.errors import SpecError
 from robopolicy.core.specs import PolicySpec
 from robopolicy.core.types import IMAGES, POINTS, TASK, Obs
 from robopolicy.networks.mlp import Identity
-from robopolicy.networks.points import PointEncoder, check_cloud
+from robopolicy.networks.points import PointEncoder, check_cloud, drop_points
 from robopolicy.networks.task_conditioned import by_task
 from robopolicy.networks.vision import ConvEncoder, random_shift
 
@@ -30,6 +30,7 @@ class ObservationEncoder(nn.Module):
         image_encoder: makes a module from a camera's shape (3, h, w); ConvEncoder when None.
         points_encoder: makes a module from a point cloud's shape (P, 3); PointEncoder when None.
         image_shift: pixels of random shift in training (0: none).
+        point_dropout: share of a cloud's points that is dropped at random in training (0: none).
         task_dim: size of the task vector.
         task_weights: with several tasks, each has its own columns of the state encoder's input, see `by_task`.
 
@@ -46,6 +47,7 @@ class ObservationEncoder(nn.Module):
         image_encoder: Callable[[tuple[int, ...]], nn.Module] | None = None,
         points_encoder: Callable[[tuple[int, ...]], nn.Module] | None = None,
         image_shift: Natural = 4,
+        point_dropout: Fraction = 0.5,
         task_dim: Count = 16,
         task_weights: bool = True,
     ) -> None:
@@ -62,7 +64,7 @@ class ObservationEncoder(nn.Module):
                 f"observation keys must be float32, {IMAGES}<camera>, {POINTS}<camera> or {TASK}; "
                 f"found {strange or 'none at all'}. Convert them to float32 in the dataset or leave them out."
             )
-        self.image_shift = image_shift
+        self.image_shift, self.point_dropout = image_shift, point_dropout
         self.out_dim: int = 0
         self.task_inputs = len(spec.tasks) if task_weights and self.has_task and len(spec.tasks) > 1 else 0
         if self.floats:
@@ -80,7 +82,7 @@ class ObservationEncoder(nn.Module):
             self.out_dim += task_dim
 
     def forward(self, obs: Obs, *, augment: bool = False) -> Tensor:
-        """cond [B C] from normalised obs [B To ...]; `augment` shifts images at random (training only)."""
+        """cond [B C] from normalised obs [B To ...]; `augment`: shift images, drop points (training only)."""
         parts = []
         if self.floats:
             state = torch.cat([obs[k].flatten(1) for k in self.floats], dim=1)
@@ -91,7 +93,8 @@ class ObservationEncoder(nn.Module):
                 image = random_shift(image, self.image_shift)
             parts.append(encoder(image.flatten(0, 1)).view(image.shape[0], -1))
         for key, encoder in zip(self.clouds, self.points, strict=True):
-            parts.append(encoder(obs[key].flatten(0, 1)).view(len(obs[key]), -1))
+            cloud = drop_points(obs[key], self.point_dropout) if augment else obs[key]
+            parts.append(encoder(cloud.flatten(0, 1)).view(len(cloud), -1))
         if self.has_task:
             parts.append(self.task(obs[TASK][:, -1]))
         return torch.cat(parts, dim=1) if len(parts) > 1 else parts[0]

@@ -1,13 +1,15 @@
-"""Encode point clouds [B P 3] as vectors [B F]."""
+"""Encode point clouds [B P 3] as vectors [B F], and thin them out in training."""
 
 from __future__ import annotations
 
 from itertools import pairwise
 
+import torch
 from torch import Tensor, nn
 
 from robopolicy.config.schema import Count
 from robopolicy.core.errors import SpecError
+from robopolicy.core.rng import draw_rows
 from robopolicy.core.types import Feature
 
 
@@ -31,6 +33,19 @@ class PointEncoder(nn.Module):
 
     def forward(self, points: Tensor) -> Tensor:
         return self.head(self.net(points).amax(1))
+
+
+def drop_points(points: Tensor, share: float) -> Tensor:
+    """Drop a random `share` of the points of each sample of [B To P 3], the same ones in all its frames.
+
+    At least one point stays. Training then costs less, and the policy relies on no single point.
+    """
+    batch, frames, count, _ = points.shape
+    kept = max(1, round(count * (1.0 - share)))
+    if kept == count:
+        return points
+    order = draw_rows(lambda rows: torch.rand(rows, count, device=points.device), batch).topk(kept, dim=1).indices
+    return points.gather(2, order[:, None, :, None].expand(batch, frames, kept, 3))
 
 
 def check_cloud(key: str, feature: Feature) -> tuple[int, ...]:
