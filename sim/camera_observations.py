@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -13,11 +14,12 @@ from torch import Tensor
 from robopolicy.core.errors import DataError
 from robopolicy.core.types import IMAGES, POINTS, Feature, Obs
 from robopolicy.sim.render import Camera
-from robopolicy.utils.point_clouds import PointCloud
+from robopolicy.utils.point_clouds import PointCloud, Points
 
 Array = NDArray[np.float64]
 _MARGIN = 0.05  # m, by which the default box of point clouds exceeds the workspace
 _ABOVE_TABLE = 0.005  # m
+_log = logging.getLogger(__name__)
 
 
 class CameraObservations:
@@ -34,6 +36,7 @@ class CameraObservations:
     ) -> None:  # fmt: skip
         self.camera, self.cameras, self.image_size = camera, tuple(cameras), tuple(image_size)
         self.points, self.cloud = tuple(points), cloud or PointCloud()
+        self._warned = set[str]()  # cameras of which an empty cloud was reported
         if self.cloud.box is None:
             self.cloud = replace(self.cloud, box=_box(*workspace))
 
@@ -65,7 +68,7 @@ class CameraObservations:
 
         Raises:
             ConfigError: no such camera.
-            DataError: a cloud is empty.
+            DataError: a cloud is empty at the first step of an episode.
         """
         obs, rows = Obs(), range(len(states)) if seen is None else seen.nonzero()[0].tolist()
         for name in self.cameras:
@@ -76,14 +79,22 @@ class CameraObservations:
         for name in self.points:
             clouds = np.zeros((len(states), self.cloud.count, 3), dtype=np.float32)
             for k in rows:
-                seed, step = int(seeds[k]), int(steps[k])
-                image = self.camera.depth(states[k], extra[k], name, *self.cloud.size)
-                try:
-                    clouds[k] = self.cloud(*image, seed=seed, step=step)
-                except DataError as error:
-                    raise DataError(f"{POINTS}{name}, episode seed {seed}, step {step}: {error}") from None
+                self._fill(clouds[k], name, states[k], extra[k], int(seeds[k]), int(steps[k]))
             obs[POINTS + name] = torch.from_numpy(clouds)
         return obs
+
+    def _fill(self, out: Points, name: str, state: Array, extra: Array, seed: int, step: int) -> None:
+        """Write a cloud into `out` [P 3]. Where an episode loses sight of everything, it stays zero."""
+        image = self.camera.depth(state, extra, name, *self.cloud.size)
+        try:
+            out[:] = self.cloud(*image, seed=seed, step=step)
+        except DataError as error:
+            problem = f"{POINTS}{name}, episode seed {seed}, step {step}: {error}"
+            if step == 0:  # a wrong box or pose
+                raise DataError(problem) from None
+            if name not in self._warned:
+                self._warned.add(name)
+                _log.warning("%s The cloud is zero there; further ones are not reported.", problem)
 
 
 def _box(low: tuple[float, ...], high: tuple[float, ...]) -> Any:
