@@ -240,16 +240,8 @@ def test_point_clouds_are_taken_where_a_policy_reads_them():
     evaluate(want, EveryImage(env), seeds)
     assert len(policy.seen) == len(want.seen) > 7 and all(cloud.any() for cloud in policy.seen)
     assert all(torch.equal(a, b) for a, b in zip(policy.seen, want.seen, strict=True))
-    collector = RolloutCollector(Feeler(env), HistoryEnv(env, 1))
+    explorer = Explorer(make(1))
+    explorer.policy, explorer.explore = policy, lambda obs, noise: (policy.act(obs), {"cloud": obs[CLOUD].clone()})
+    collector = RolloutCollector(explorer, HistoryEnv(env, 1))
     collector.reset()
     assert bool(collector.collect(6).record["cloud"].flatten(1).any(1).all())
-
-
-class Feeler:
-    noise_shape = ()
-
-    def __init__(self, env: SimEnv) -> None:
-        self.policy = Feeling(env)
-
-    def explore(self, obs: Obs, noise: Tensor) -> tuple[Tensor, Obs]:
-        return self.policy.act(obs), {"cloud": obs[CLOUD].clone()}
