@@ -57,6 +57,7 @@ class Experiment:
     seeds: tuple[int, ...] = (0, 1, 2)
     extra: tuple[str, ...] = field(default=())  # what else is derived: "curve", "dip", "worse", "mean"
     runs: str = ""  # the experiment whose runs these are; "": its own
+    compared: dict[str, tuple[str, str]] = field(default_factory=dict)  # row -> two settings: the second less the first
     kept: str | tuple[str, ...] = ""  # begins settings in the same file that other commands recorded, and that stay
 
 
@@ -112,6 +113,13 @@ PICK_PIXELS = Base(
     num_envs=8,
     episodes=200,
 )
+PICK_POINTS = replace(  # the same demonstrations through one depth camera
+    PICK_PIXELS,
+    overrides=PICK_PIXELS.overrides[:2],
+    kind="points",
+    options=("task.objects=false", "task.points=[front]"),
+)
+MOVED = {"moved": ("task.camera_offset=[0,0.1,0]",)}  # m, sideways
 VLA = Base(  # seven goals in one scene, told apart by the instruction alone
     "tabletop",
     250,
@@ -516,6 +524,14 @@ EXPERIMENTS = {
                 },
             ),
         )
+    ),
+    "points": Experiment(
+        (Setting(PICK_POINTS, MOVED, prefix="points/"), Setting(PICK_PIXELS, MOVED, prefix="rgb/")),
+        compared={
+            "points/over_rgb": ("rgb/base", "points/base"),
+            "points/change_when_moved": ("points/base", "points/moved"),
+            "rgb/change_when_moved": ("rgb/base", "rgb/moved"),
+        },
     ),
     "lerobot_base_residual": Experiment((Setting(PICK_ACT, {"refined": EARLIER_FAST}),)),
     "trained_under_limits": Experiment((Setting(PICK, {"free": EARLIER_FAST, "limited": (*EARLIER_FAST, LIMITED)}),)),
