@@ -113,11 +113,11 @@ PICK_PIXELS = Base(
     num_envs=8,
     episodes=200,
 )
-PICK_POINTS = replace(  # the same demonstrations through one depth camera
+PICK_POINTS = replace(  # the same demonstrations through the depth of the same cameras
     PICK_PIXELS,
     overrides=PICK_PIXELS.overrides[:2],
     kind="points",
-    options=("task.objects=false", "task.points=[front]"),
+    options=("task.objects=false", "task.points=[front,wrist]", "task.cloud.count=256", "task.cloud.frame=tool"),
 )
 MOVED = {"moved": ("task.camera_offset=[0,0.1,0]",)}  # m, sideways
 VLA = Base(  # seven goals in one scene, told apart by the instruction alone

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from robopolicy.core.errors import DataError
 from robopolicy.core.types import IMAGES, POINTS, Feature, Obs
-from robopolicy.sim.render import Camera
+from robopolicy.sim.render import Camera, DepthImage
 from robopolicy.utils.point_clouds import PointCloud, Points
 
 Array = NDArray[np.float64]
@@ -58,12 +58,14 @@ class CameraObservations:
         return found | ({"camera_offset": self.camera.offset} if some and any(self.camera.offset) else {})
 
     def observe(
-        self, states: Array, extra: Array, seeds: Tensor, steps: NDArray[np.int64], seen: NDArray[np.bool_] | None
-    ) -> Obs:
+        self, states: Array, extra: Array, tools: Array, seeds: Tensor, steps: NDArray[np.int64],
+        seen: NDArray[np.bool_] | None,
+    ) -> Obs:  # fmt: skip
         """Render M envs.
 
         Args:
-            states: [M 1+nq+nv] of the physics. extra: [M E] of the task. seeds, steps: [M] of the episodes.
+            states: [M 1+nq+nv] of the physics. extra: [M E] of the task. tools: [M 3] m, their centre points.
+            seeds, steps: [M] of the episodes.
             seen: [M] envs that are rendered, the others are black (clouds: zero); None: all.
 
         Raises:
@@ -79,15 +81,15 @@ class CameraObservations:
         for name in self.points:
             clouds = np.zeros((len(states), self.cloud.count, 3), dtype=np.float32)
             for k in rows:
-                self._fill(clouds[k], name, states[k], extra[k], int(seeds[k]), int(steps[k]))
+                image = self.camera.depth(states[k], extra[k], name, *self.cloud.size)
+                self._fill(clouds[k], name, image, tools[k], int(seeds[k]), int(steps[k]))
             obs[POINTS + name] = torch.from_numpy(clouds)
         return obs
 
-    def _fill(self, out: Points, name: str, state: Array, extra: Array, seed: int, step: int) -> None:
+    def _fill(self, out: Points, name: str, image: DepthImage, tool: Array, seed: int, step: int) -> None:
         """Write a cloud into `out` [P 3]. Where an episode loses sight of everything, it stays zero."""
-        image = self.camera.depth(state, extra, name, *self.cloud.size)
         try:
-            out[:] = self.cloud(*image, seed=seed, step=step)
+            out[:] = self.cloud(*image, tool=tool, seed=seed, step=step)
         except DataError as error:
             problem = f"{POINTS}{name}, episode seed {seed}, step {step}: {error}"
             if step == 0:  # a wrong box or pose

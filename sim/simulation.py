@@ -42,8 +42,8 @@ class Simulation:
         objects: the state holds what a camera would have to see too: objects, targets; False: the arm's own alone.
         cameras: names of cameras in the scene whose pictures join the observation ("front", "side", "wrist").
         image_size: (height, width) of these pictures.
-        points: names of cameras whose point clouds join the observation, in metres in the frame of the base.
-        cloud: box, number of points, resolution and sampling of these clouds; see PointCloud.
+        points: names of cameras whose point clouds join the observation.
+        cloud: box, number of points, resolution, frame and sampling of these clouds; see PointCloud.
         camera_offset: m in the world, by which the cameras that do not ride on the arm are moved.
         pictures: False leaves pictures and clouds out, though the spec has them: they come from elsewhere.
         render_quality: "fast" (no shadows, no multisampling) or "full"; recorded in the digest.
@@ -217,7 +217,7 @@ class Simulation:
             noise = keyed_normal(seed, t, (self.layout.size,), stream=_NOISE_STREAM)
             obs[STATE] += self.randomization.sensor_noise * noise
         if pictures and self.pictures:
-            episode = self.episode_seed[torch.from_numpy(index)], self._t[index]
+            episode = self._tcp[index], self.episode_seed[torch.from_numpy(index)], self._t[index]
             obs |= self.views.observe(self.physics.state[index], self._extra[index], *episode, seen)
         return obs
 

@@ -6,7 +6,7 @@ Da action dim · K denoising steps · K' fine-tuned ones · M = flattened (T·N�
 γ is per *primitive* step everywhere.
 
 Observations carry LeRobot's feature keys end to end: `observation.state` float32 [N Ds],
-`observation.images.<cam>` uint8 [N 3 h w], `observation.points.<cam>` float32 [N P 3] in m in the frame of the base,
+`observation.images.<cam>` uint8 [N 3 h w], `observation.points.<cam>` float32 [N P 3] in m,
 `task_index` int64 [N] into `EnvSpec.tasks`.
 """
 

@@ -53,22 +53,27 @@ class Intrinsics:
 
 @dataclass(frozen=True)
 class PointCloud:
-    """How depth images become `observation.points.<camera>` float32 [count 3], in metres in the frame of the base.
+    """How depth images become `observation.points.<camera>` float32 [count 3] in metres.
 
     Args:
         box: lowest and highest corner in m; other points are dropped. None: no limits; in simulation a box around the
             task's workspace, above the table.
         count: P, number of points.
         size: (height, width) of rendered depth images.
+        frame: "base", or "tool": the origin is the tool's centre point, and the axes stay those of the base. The box is
+            in the frame of the base for both.
         sampling: "farthest" spreads the points evenly over surfaces. "random" draws pixels, keyed by episode and step.
     """
 
     box: tuple[Corner, Corner] | None = None
     count: Annotated[int, pydantic.Field(ge=1, le=65536, description="int from 1 to 65536")] = 512
     size: tuple[_Side, _Side] = (96, 96)
+    frame: Literal["base", "tool"] = "base"
     sampling: Literal["farthest", "random"] = "farthest"
 
     def __post_init__(self) -> None:
+        if self.frame not in ("base", "tool"):
+            raise ConfigError(f"cloud.frame must be 'base' or 'tool', found {self.frame!r}")
         if self.sampling not in ("farthest", "random"):
             raise ConfigError(f"cloud.sampling must be 'farthest' or 'random', found {self.sampling!r}")
         if self.count < 1:
@@ -80,17 +85,21 @@ class PointCloud:
                     f"cloud.box: expected a lowest and a highest corner in m, low < high, found {self.box}"
                 )
 
-    def __call__(self, depth: NDArray[np.floating], camera: Intrinsics, pose: Array, *, seed: int, step: int) -> Points:
+    def __call__(
+        self, depth: NDArray[np.floating], camera: Intrinsics, pose: Array, *, tool: Array, seed: int, step: int
+    ) -> Points:
         """Compute the cloud [count 3] of a depth image, see `depth_to_points`.
 
         Args:
+            pose: [4 4] of the camera's optical frame in the base.
+            tool: [3] m, the tool's centre point in the base.
             seed, step: of the episode and inside it; they key random sampling.
 
         Raises:
             DataError: no point lies in the box.
         """
-        points = depth_to_points(depth, camera, pose)
-        return self.sample(points, seed=seed, step=step)
+        points = self.sample(depth_to_points(depth, camera, pose), seed=seed, step=step)
+        return points - tool.astype(np.float32) if self.frame == "tool" else points
 
     def sample(self, points: Points, *, seed: int, step: int) -> Points:
         """Crop `points` [M 3] to the box and return `count` of them; too few are repeated in their order.

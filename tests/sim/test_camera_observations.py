@@ -70,6 +70,15 @@ def test_the_default_box_leaves_out_the_table_and_holds_the_hand_and_the_cube():
     assert points[:, 2].min() >= 0.005 and points[:, 2].max() > 0.2
 
 
+def test_clouds_of_the_tools_frame_are_centred_at_the_observed_tool():
+    base, tool = make(2), make(2, cloud={"frame": "tool"})
+    seeds, lift = torch.tensor([5, 7]), torch.tensor([[0.01, 0.0, 0.02, 0.0, 1.0]] * 2)
+    for a, b in ((base.reset(seeds), tool.reset(seeds)), (base.step(lift).next_obs, tool.step(lift).next_obs)):
+        tcp = base.layout.unpack(a["observation.state"].numpy())["tcp"]
+        here, there = (obs[POINTS + "front"].numpy() for obs in (a, b))
+        np.testing.assert_allclose(here - tcp[:, None], there, atol=1e-6)
+
+
 def test_what_is_not_requested_is_zero():
     env = make(2, cloud={"count": 16})
     env.reset(torch.tensor([5, 7]))

@@ -12,6 +12,7 @@ from robopolicy.utils.point_clouds import Intrinsics, PointCloud, crop, depth_to
 Array = NDArray[np.float64]
 VIEW = Intrinsics.of_view(np.deg2rad(60.0), 40, 60)
 BALL, RADIUS = np.array([0.1, -0.2, 0.3]), 0.25  # m
+TOOL = np.array([0.3, 0.1, 0.4])  # m
 POSES = ([0.9, 0.1, 0.5], [0.9, 0.2, 0.5], [-0.4, -0.9, 0.8])  # m, cameras that look at the ball
 
 
@@ -117,12 +118,22 @@ def test_a_cloud_has_its_size_and_lies_in_the_box(sampling):
     pose = looking(POSES[0])
     box = ((-0.2, -0.3, 0.2), (0.4, 0.1, 0.45))
     make = PointCloud(box, count=64, sampling=sampling)
-    points = make(ball_depth(pose), VIEW, pose, seed=3, step=1)
+    points = make(ball_depth(pose), VIEW, pose, tool=TOOL, seed=3, step=1)
     assert points.shape == (64, 3) and points.dtype == np.float32
     assert len(crop(points, box)) == 64 and len(np.unique(points, axis=0)) == 64
-    np.testing.assert_array_equal(points, make(ball_depth(pose), VIEW, pose, seed=3, step=1))
-    same = [np.array_equal(points, make(ball_depth(pose), VIEW, pose, seed=s, step=t)) for s, t in ((4, 1), (3, 2))]
+    np.testing.assert_array_equal(points, make(ball_depth(pose), VIEW, pose, tool=TOOL, seed=3, step=1))
+    same = [
+        np.array_equal(points, make(ball_depth(pose), VIEW, pose, tool=TOOL, seed=s, step=t))
+        for s, t in ((4, 1), (3, 2))
+    ]
     assert same == [sampling == "farthest"] * 2
+
+
+def test_the_frame_of_the_tool_moves_the_origin_alone():
+    pose, options = looking(POSES[0]), {"box": ((-0.2, -0.3, 0.2), (0.4, 0.1, 0.45)), "count": 32}
+    base, tool = (PointCloud(**options, frame=f)(ball_depth(pose), VIEW, pose, tool=TOOL, seed=0, step=0)
+                  for f in ("base", "tool"))  # fmt: skip
+    np.testing.assert_allclose(base - TOOL, tool, atol=1e-6)
 
 
 def test_few_points_are_repeated_whole():
@@ -139,9 +150,9 @@ def test_an_empty_cloud_names_the_box_and_what_was_seen():
     pose = looking(POSES[0])
     wrong = PointCloud(((2.0, 0.0, 0.0), (3.0, 1.0, 1.0)))
     with pytest.raises(DataError, match=r"box from \(2, 0, 0\) to \(3, 1, 1\) m holds none of \d+ points.*saw x, y, z"):
-        wrong(ball_depth(pose), VIEW, pose, seed=0, step=0)
+        wrong(ball_depth(pose), VIEW, pose, tool=TOOL, seed=0, step=0)
     with pytest.raises(DataError, match="no depth at all"):
-        wrong(np.zeros((40, 60)), VIEW, pose, seed=0, step=0)
+        wrong(np.zeros((40, 60)), VIEW, pose, tool=TOOL, seed=0, step=0)
 
 
 @pytest.mark.parametrize(
@@ -165,6 +176,7 @@ def test_bad_images_and_poses_are_named(depth, pose, named):
         ({"box": ((0.0, 0.0, 0.0), (1.0, float("nan"), 1.0))}, "cloud.box"),
         ({"count": 0}, "cloud.count"),
         ({"sampling": "nearest"}, "cloud.sampling"),
+        ({"frame": "camera"}, "cloud.frame"),
     ],
 )
 def test_bad_options_are_named(options, named):
