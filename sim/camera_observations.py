@@ -43,7 +43,7 @@ class CameraObservations:
     @property
     def features(self) -> dict[str, Feature]:
         images = {IMAGES + c: Feature((3, *self.image_size), dtype="uint8") for c in self.cameras}
-        return images | {POINTS + c: Feature((self.cloud.count, 3)) for c in self.points}
+        return images | {POINTS + c: Feature((self.cloud.count, 3), names=self.cloud.names) for c in self.points}
 
     def identity(self, quality: str) -> dict[str, Any]:
         """Return the part of the env's digest; envs without clouds and moved cameras keep their digests."""

@@ -79,11 +79,16 @@ class PointCloud:
         if self.count < 1:
             raise ConfigError(f"cloud.count must be at least 1 point, found {self.count}")
         if self.box is not None:
-            low, high = np.asarray(self.box, dtype=np.float64)
-            if not np.isfinite([low, high]).all() or not (low < high).all():
+            corners = np.asarray(self.box, dtype=np.float64)
+            if corners.shape != (2, 3) or not np.isfinite(corners).all() or not (corners[0] < corners[1]).all():
                 raise ConfigError(
                     f"cloud.box: expected a lowest and a highest corner in m, low < high, found {self.box}"
                 )
+
+    @property
+    def names(self) -> tuple[str, str, str]:
+        """Names of the coordinates, which tell the frames apart: a policy of one frame does not fit the other."""
+        return (f"{self.frame}_x", f"{self.frame}_y", f"{self.frame}_z")
 
     def __call__(
         self, depth: NDArray[np.floating], camera: Intrinsics, pose: Array, *, tool: Array, seed: int, step: int

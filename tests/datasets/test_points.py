@@ -19,7 +19,8 @@ from tests.datasets.conftest import ACTION, episode
 
 pytestmark = pytest.mark.xdist_group("lerobot")
 KEY, SHAPE, LENGTHS = POINTS + "front", (32, 3), (5, 4)
-OBSERVATION = {STATE: Feature((3,), names=("x", "y", "z")), KEY: Feature(SHAPE)}
+CLOUD = Feature(SHAPE, names=("base_x", "base_y", "base_z"))
+OBSERVATION = {STATE: Feature((3,), names=("x", "y", "z")), KEY: CLOUD}
 
 
 def clouds(index: int) -> np.ndarray:
@@ -27,7 +28,7 @@ def clouds(index: int) -> np.ndarray:
 
 
 def write(path: Path, make=clouds, *, key: str = KEY) -> Path:
-    observation = {STATE: OBSERVATION[STATE], key: Feature(SHAPE)}
+    observation = {STATE: OBSERVATION[STATE], key: CLOUD}
     with DatasetWriter(path, observation=observation, action=ACTION, dt=0.1, tasks=("pull", "push")) as writer:
         for index, length in enumerate(LENGTHS):
             said = episode(index, length)
@@ -42,7 +43,7 @@ def test_lerobot_and_we_read_the_same_numbers(tmp_path: Path, capsys: pytest.Cap
     path = write(tmp_path / "d")
     ours, theirs = load_episodes(path), LeRobotDataset("local/d", root=path)
     want = torch.from_numpy(np.concatenate([clouds(0), clouds(1)]))
-    assert ours.observation[KEY] == Feature(SHAPE)
+    assert ours.observation[KEY] == CLOUD
     assert torch.equal(ours.obs[KEY], want)
     assert theirs[6][KEY].dtype == torch.float32 and torch.equal(theirs[6][KEY], want[6])
     data_check(dataset=path)
@@ -79,3 +80,9 @@ def test_empty_clouds_are_named_when_they_are_read(tmp_path: Path) -> None:
         load_episodes(path)
     with pytest.raises(DataError, match=f"{KEY}, episode 0, frame 0: is empty"):
         data_check(dataset=path)
+
+
+def test_clouds_of_another_frame_are_refused_by_name(tmp_path: Path) -> None:
+    wanted = {KEY: Feature(SHAPE, names=("tool_x", "tool_y", "tool_z"))}
+    with pytest.raises(DataError, match=f"'{KEY}': element names differ.*tool_x≠base_x"):
+        load_episodes(write(tmp_path / "d"), needed=wanted)

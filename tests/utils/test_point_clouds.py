@@ -174,6 +174,7 @@ def test_bad_images_and_poses_are_named(depth, pose, named):
     [
         ({"box": ((0.0, 0.0, 0.0), (1.0, 0.0, 1.0))}, "cloud.box"),
         ({"box": ((0.0, 0.0, 0.0), (1.0, float("nan"), 1.0))}, "cloud.box"),
+        ({"box": (1.0, 2.0)}, "cloud.box"),
         ({"count": 0}, "cloud.count"),
         ({"sampling": "nearest"}, "cloud.sampling"),
         ({"frame": "camera"}, "cloud.frame"),
