@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +67,7 @@ class Experiment:
     settings: tuple[Setting, ...]
     seeds: tuple[int, ...] = (0, 1, 2)
     extra: tuple[str, ...] = ()  # what else is derived: "curve", "dip", "worse", "mean"
+    compared: dict[str, tuple[str, str]] = field(default_factory=dict)  # row -> two settings: the second less the first
     runs: str = ""  # the experiment whose runs these are; "": its own
     kept: tuple[str, ...] = ()  # begins settings in the same file that other commands recorded, and that stay
 

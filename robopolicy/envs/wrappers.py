@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from robopolicy.core.rng import keyed_normal
-from robopolicy.core.types import BASE_ACTION, IMAGES, Feature, Obs, Selective, Stateful, Step, VecEnv, close, newest
+from robopolicy.core.types import BASE_ACTION, RENDERED, Feature, Obs, Selective, Stateful, Step, VecEnv, close, newest
 from robopolicy.policies.base import Policy
 
 
@@ -232,7 +232,7 @@ class ChunkExecutor(ChunkQueue):
             noise_shape=policy.noise_shape, stream=policy.depth, device=device,
         )  # fmt: skip
         self.policy, self.deterministic = policy, deterministic
-        self.reads_images = any(key.startswith(IMAGES) for key in spec.observation)
+        self.reads_images = any(key.startswith(RENDERED) for key in spec.observation)
 
     @property
     def needs_images(self) -> Tensor:

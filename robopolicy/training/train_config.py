@@ -29,7 +29,7 @@ class TrainConfig:
         base: directory of the frozen policy underneath, or "zero_action": learning from scratch.
         teacher: directory of a policy to distil. teacher_sampling: changes of its sampler, see `finetuned`.
         n_obs_steps, horizon, n_action_steps: To, H, Ta of a policy without a base.
-        cameras: names of the cameras to read; None: all.
+        cameras: names of the cameras to read; None: all. points: the same of point clouds.
         num_envs: N, envs that experience is collected in.
         group_size: envs that start in the same state, see GroupedEnv; None: each env starts in its own.
         validation_episodes: episodes of each evaluation. keep_checkpoints: number of checkpoints to keep.
@@ -56,6 +56,7 @@ class TrainConfig:
     horizon: Count = 8
     n_action_steps: Count = 4
     cameras: tuple[str, ...] | None = None
+    points: tuple[str, ...] | None = None
     num_envs: Count = 32
     group_size: Count | None = None
     validation_episodes: Natural = 200

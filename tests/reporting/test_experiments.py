@@ -60,6 +60,18 @@ def test_a_setting_may_have_fewer_training_seeds_than_its_experiment():
     assert {r.seeds for r in again if r.setting == "push/refined"} == {0, ALL}, "a row outside its mean is dropped"
 
 
+def test_two_settings_are_compared_once_all_their_seeds_are_there():
+    both = replace(BOTH, extra=(), compared={"gain": ("reach/refined", "push/refined")})
+    part = record("suite", both, JOBS[:3], [found(10), found(8), found(14)], [])
+    assert "gain" not in {r.setting for r in part}
+    rows = [r for r in record("suite", both, JOBS[3:], [found(16)], part) if r.setting == "gain"]
+    assert [(r.metric, r.seeds, r.episodes) for r in rows] == [
+        ("difference", s, n) for s, n in ((0, 20), (1, 20), (ALL, 40))
+    ]
+    assert [r.value for r in rows] == pytest.approx([0.2, 0.4, 0.3])
+    assert rows[2].low is not None and rows[2].low > 0.05, "Newcombe, 30 of 40 against 18"
+
+
 @pytest.mark.parametrize("more", [["--seeds", "2"], ["--seeds", "0", "--only", "nothing"]])
 def test_a_command_that_leaves_nothing_to_run_is_refused(more, capsys):
     with pytest.raises(SystemExit):
