@@ -143,7 +143,7 @@ class Workers:
         key: of the setting that asked for workers, for messages.
 
     Raises:
-        WorkerError: an object could not be built, or a worker died, hangs or runs other code; it is named.
+        WorkerError: an object could not be built, a worker runs other code, or it was lost three times; it is named.
         ConfigError: an object cannot be sent to a worker.
     """
 
@@ -158,7 +158,7 @@ class Workers:
         self._losses = [0] * len(self.makes)  # in a row
         self._asked = [0.0] * len(self.makes)
         self._places = [""] * len(self.makes)
-        self._ready, self._begun = [False] * len(self.makes), [False] * len(self.makes)
+        self._ready = [False] * len(self.makes)
         code_digest()  # of the code as it is now
         self._workers: list[Worker] = []
         try:
@@ -236,15 +236,16 @@ class Workers:
             except Lost as lost:
                 self._restart(k, f"{self.name(k)} {lost}, while it was started")
             else:
-                self._ready[k] = self._begun[k] = True
+                self._ready[k] = True
                 return
 
     def _restart(self, k: int, reason: str) -> None:
         self._workers[k].stop()
         self._losses[k] += 1
-        again = f" It was lost {_TRIES} times in a row." if self._losses[k] >= _TRIES else ""
-        if again or not self._begun[k]:  # where it never began, another try would end alike
-            raise WorkerError(f"{reason}.{again} {self.key}=0 runs all in this process and shows more.")
+        if self._losses[k] >= _TRIES:
+            raise WorkerError(
+                f"{reason}. It was lost {_TRIES} times in a row. {self.key}=0 runs all in this process and shows more."
+            )
         self._workers[k] = self._start(k)
 
     def _heard(self, k: int) -> Any:
