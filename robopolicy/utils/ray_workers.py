@@ -14,7 +14,7 @@ from collections import deque
 from typing import Any
 
 from robopolicy.core.errors import ConfigError, WorkerError
-from robopolicy.utils.workers import Host, Lost
+from robopolicy.utils.worker_process import Host, Lost
 
 _STORE = 200 * 2**20  # bytes of Ray's store of objects, which a farm hardly uses
 
@@ -28,7 +28,7 @@ class RayHost(Host):
 
 
 class RayWorker:
-    """An actor that holds a Host, see utils.workers.Worker."""
+    """An actor that holds a Host, see utils.worker_process.Worker."""
 
     def __init__(self, number: int, timeout: float) -> None:
         self.ray = _started()
@@ -55,6 +55,9 @@ class RayWorker:
             raise Lost(f"died ({str(error).strip().partition(chr(10))[0]})") from None
         self.asked.popleft()
         return found
+
+    def leave(self) -> None:
+        """See Worker; Ray ends an actor at once."""
 
     def stop(self, *, wait_s: float = 0.0) -> None:
         """See Worker."""

@@ -1,136 +1,18 @@
-"""Hold objects in worker processes, and call their methods with a time-out. A worker that dies is started again.
-
-Pickles pass between processes of one program alone: over a pair of sockets that the parent inherits to its child, or
-by Ray (utils.ray_workers).
-"""
+"""Hold objects in worker processes, and call their methods with a time-out. A worker that dies is started again."""
 
 from __future__ import annotations
 
-import contextlib
-import multiprocessing
-import os
-import signal
-import socket
-import struct
 import time
-import traceback
 from collections.abc import Callable, Sequence
-from multiprocessing.connection import Connection
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
-from robopolicy.core.errors import ConfigError, RobopolicyError, WorkerError, WorkerLost
+from robopolicy.core.errors import ConfigError, WorkerError, WorkerLost
 from robopolicy.utils.provenance import code_digest, version
+from robopolicy.utils.worker_process import GRACE_S, Lost, Make, ProcessWorker, Worker
 
 Backend = Literal["process", "ray"]
-Make = Callable[[], Any]  # builds the object in its worker
 TIMEOUT_S = 600.0
 _TRIES = 3  # losses of a worker in a row that end the program
-_GRACE_S = 5.0  # an answer that is late because the parent slept is still taken
-
-
-class Host:
-    """Holds one object in a worker process; a call answers (True, result) or (False, text of the error)."""
-
-    object: Any = None
-
-    def hello(self) -> tuple[bool, Any]:
-        """Answer (True, code and place of this process)."""
-        return True, {"code": code_digest(), "version": version(), "place": f"process {os.getpid()}"}
-
-    def build(self, make: Make) -> tuple[bool, Any]:
-        def built() -> None:
-            self.object = make()
-
-        return self._answer(built)
-
-    def call(self, name: str, *arguments: Any) -> tuple[bool, Any]:
-        return self._answer(lambda: getattr(self.object, name)(*arguments))
-
-    def _answer(self, work: Callable[[], Any]) -> tuple[bool, Any]:
-        try:
-            return True, work()
-        except Exception as error:
-            return False, str(error) if isinstance(error, RobopolicyError) else traceback.format_exc()
-
-
-class Lost(Exception):
-    """A worker died or hangs; the text says which."""
-
-
-class Worker(Protocol):
-    """One process that holds a Host. Every request has one answer, in order."""
-
-    def send(self, method: str, *arguments: Any) -> None:
-        """Call a method of the Host; a dead worker is found out by `answer`."""
-        ...
-
-    def answer(self, wait_s: float) -> tuple[bool, Any] | None:
-        """Return the next answer; None: there is none after `wait_s` seconds. Raises Lost where the worker died."""
-        ...
-
-    def stop(self, *, wait_s: float = 0.0) -> None:
-        """End the process, at once or after so long."""
-        ...
-
-
-class ProcessWorker:
-    """A process of this machine.
-
-    Args:
-        number: names the process. timeout: seconds in which the worker has to take a request.
-    """
-
-    def __init__(self, number: int, timeout: float) -> None:
-        context = multiprocessing.get_context("spawn")  # a forked child would inherit torch's and a renderer's threads
-        self.pipe, theirs = context.Pipe()
-        _bound(self.pipe, timeout)
-        self.process = context.Process(target=_serve, args=(theirs,), daemon=True, name=f"worker {number}")
-        self.process.start()
-        theirs.close()
-        self.send("hello")
-
-    def send(self, method: str, *arguments: Any) -> None:
-        """See Worker. Raises what pickling raises."""
-        with contextlib.suppress(OSError):
-            self.pipe.send((method, arguments))
-
-    def answer(self, wait_s: float) -> tuple[bool, Any] | None:
-        """See Worker."""
-        try:
-            return self.pipe.recv() if self.pipe.poll(wait_s) else None
-        except (EOFError, OSError):
-            self.process.join(timeout=_GRACE_S)
-            code = self.process.exitcode
-            raise Lost("hangs in an answer" if code is None else f"died (exit code {code}); is memory short?") from None
-
-    def stop(self, *, wait_s: float = 0.0) -> None:
-        """See Worker."""
-        self.pipe.close()  # the process ends itself at that
-        self.process.join(timeout=wait_s)
-        self.process.kill()  # a stopped process heeds no SIGTERM
-        self.process.join(timeout=_GRACE_S)
-
-
-def _bound(pipe: Connection, timeout: float) -> None:
-    """Let no read or write of a half-sent message take longer than `timeout`: it raises OSError then."""
-    limit = struct.pack("ll", int(timeout), int(timeout % 1 * 1e6))
-    with socket.socket(fileno=os.dup(pipe.fileno())) as end:
-        for option in (socket.SO_SNDTIMEO, socket.SO_RCVTIMEO):
-            end.setsockopt(socket.SOL_SOCKET, option, limit)
-
-
-def _serve(pipe: Connection) -> None:
-    """Answer requests until the other end closes."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group, and the parent decides
-    host = Host()
-    with contextlib.suppress(EOFError, OSError):
-        while True:
-            try:
-                method, arguments = pipe.recv()
-            except (AttributeError, ImportError):  # a class that this process cannot import
-                pipe.send((False, traceback.format_exc()))
-                continue
-            pipe.send(getattr(host, method)(*arguments))
 
 
 class Workers:
@@ -204,8 +86,10 @@ class Workers:
 
     def close(self) -> None:
         workers, self._workers = self._workers, []
+        for worker in workers:  # all at the same time
+            worker.leave()
         for worker in workers:
-            worker.stop(wait_s=_GRACE_S)
+            worker.stop(wait_s=GRACE_S)
 
     def _start(self, k: int) -> Worker:
         self._ready[k], self._asked[k] = False, time.monotonic()
@@ -250,7 +134,8 @@ class Workers:
 
     def _heard(self, k: int) -> Any:
         left = self._asked[k] + self.timeout - time.monotonic()
-        found = self._workers[k].answer(max(left, min(self.timeout, _GRACE_S)))
+        # An answer that is late because this process was stopped for a while is still taken.
+        found = self._workers[k].answer(max(left, min(self.timeout, GRACE_S)))
         if found is None:
             raise Lost(f"did not answer within {self.timeout:g} s, and was killed")
         fine, value = found

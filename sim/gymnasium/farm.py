@@ -28,7 +28,7 @@ _log = logging.getLogger(__name__)
 
 
 class Farm(VectorEnv):
-    """N envs over K workers, each of which steps its share; all answers are in the order of the envs.
+    """N envs over K workers, each of which steps some; all answers are in the order of the envs.
 
     The caller resets ended episodes (AutoresetMode.DISABLED); infos are {"success": bool [N]}. Where a worker dies or
     does not answer, another one takes its place, and the running episodes of its envs are lost: their next step is
@@ -57,10 +57,10 @@ class Farm(VectorEnv):
         self._slices = [slice(a, b) for a, b in zip(edges, edges[1:], strict=False)]
         self.lost, self.lost_episodes = np.zeros(num_envs, dtype=bool), 0
         self._gone = np.zeros(num_envs, dtype=bool)  # [N] episodes that are lost; the next step tells it
-        self._seen: list[Any] = [None] * workers  # the latest observations of each share
-        self._blank = [True] * workers  # shares whose envs have not begun
+        self._seen: list[Any] = [None] * workers  # the latest observations of each worker
+        self._blank = [True] * workers  # workers whose envs have not begun
         admitted = registry.admitted()
-        makes = [functools.partial(Share, one, part.stop - part.start, admitted) for part in self._slices]
+        makes = [functools.partial(WorkerEnvs, one, part.stop - part.start, admitted) for part in self._slices]
         self._workers = Workers(
             makes, what=f"{ident}: env worker", backend=backend, timeout=timeout, key="task.processes"
         )
@@ -128,7 +128,7 @@ class Farm(VectorEnv):
         self._workers.close()
 
     def _lose(self, k: int, lost: WorkerLost, *, running: NDArray[np.bool_]) -> None:
-        """Give up the episodes of the envs `running` [n] of share `k`, whose worker is a new one now."""
+        """Give up the episodes of the envs `running` [n] of worker `k`, which is a new one now."""
         self._blank[k], count = True, int(running.sum())
         self._gone[self._slices[k]] |= running
         self.lost_episodes += count
@@ -159,7 +159,7 @@ class Farm(VectorEnv):
             raise
 
 
-class ShareStep(NamedTuple):
+class WorkerStep(NamedTuple):
     """The results of a step of one worker's n envs, without observations."""
 
     reward: NDArray[Any]  # [n]
@@ -168,7 +168,7 @@ class ShareStep(NamedTuple):
     success: NDArray[np.bool_]  # [n]
 
 
-class Share:
+class WorkerEnvs:
     """The envs of one worker.
 
     Args:
@@ -189,13 +189,16 @@ class Share:
         """Return all n observations."""
         return self.env.reset(seed=seeds, options=options)[0]
 
-    def step(self, actions: Any) -> tuple[Any, ShareStep]:
+    def step(self, actions: Any) -> tuple[Any, WorkerStep]:
         seen, reward, terminated, truncated, info = self.env.step(actions)
-        return seen, ShareStep(reward, terminated, truncated, info["success"])
+        return seen, WorkerStep(reward, terminated, truncated, info["success"])
 
     def render(self, index: int) -> Any:
         choose_gl()
         return self.env.envs[index].render()
+
+    def close(self) -> None:
+        self.env.close()
 
 
 def in_one_process(one: MakeEnv, count: int) -> SyncVectorEnv:
@@ -203,9 +206,9 @@ def in_one_process(one: MakeEnv, count: int) -> SyncVectorEnv:
     return SyncVectorEnv([one] * count, autoreset_mode=AutoresetMode.DISABLED)
 
 
-def _no_step(count: int) -> ShareStep:
+def _no_step(count: int) -> WorkerStep:
     no = np.zeros(count, dtype=bool)
-    return ShareStep(np.zeros(count), no, no, no)
+    return WorkerStep(np.zeros(count), no, no, no)
 
 
 def _joined(parts: list[Any]) -> Any:

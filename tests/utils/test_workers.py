@@ -10,7 +10,7 @@ import time
 import pytest
 
 from robopolicy.core.errors import ConfigError, WorkerError, WorkerLost
-from robopolicy.utils import workers
+from robopolicy.utils import worker_process, workers
 from robopolicy.utils.workers import Workers
 
 
@@ -35,6 +35,9 @@ class Counter:
     def sleep(self, seconds: float) -> None:
         time.sleep(seconds)
 
+    def unsendable(self):
+        return lambda: 1
+
     def interrupted(self) -> int:
         os.kill(os.getpid(), signal.SIGINT)
         return self.count
@@ -57,6 +60,9 @@ def test_each_worker_holds_its_object(two):
     assert [two.answer(k) for k in (1, 0)] == [21, 11]
     two.send(0, "interrupted")
     assert two.answer(0) == 11, "Ctrl-C is the parent's to heed"
+    two.send(0, "unsendable")
+    with pytest.raises(WorkerError, match=r"(?s)counter 0 of 2, process \d+ failed:.*lambda"):
+        two.answer(0)
 
 
 @pytest.mark.parametrize("how", ["die", "stop"])
@@ -65,7 +71,7 @@ def test_a_lost_worker_is_named_and_begins_again(two, how, monkeypatch):
     before = two.answer(1)
     monkeypatch.setattr(two, "timeout", 2.0 if how == "stop" else 60.0)
     two.send(0, how)
-    said = r"died \(exit code -9\)" if how == "die" else r"did not answer within 2 s"
+    said = r"died \(exit code -9; " if how == "die" else r"did not answer within 2 s"
     with pytest.raises(WorkerLost, match=rf"counter 0 of 2, process \d+ {said}"):
         two.answer(0)
     monkeypatch.setattr(two, "timeout", 60.0)
@@ -88,7 +94,7 @@ def test_a_request_that_a_stopped_worker_does_not_take_does_not_block(monkeypatc
     group.send(0, "add", 1)
     group.answer(0)
     monkeypatch.setattr(group, "timeout", 1.0)
-    workers._bound(group._workers[0].pipe, 1.0)
+    worker_process._bound(group._workers[0].pipe, 1.0)
     os.kill(group._workers[0].process.pid, signal.SIGSTOP)
     began = time.monotonic()
     group.send(0, "add", b"x" * 2**24)
@@ -111,7 +117,7 @@ def test_an_object_that_cannot_begin_again_ends_the_program(tmp_path):
     group.send(0, "die")
     with pytest.raises(WorkerLost):
         group.answer(0)
-    with pytest.raises(WorkerError, match=r"exit code 9\).*while it was started. It was lost 3 times"):
+    with pytest.raises(WorkerError, match=r"exit code 9; .*while it was started. It was lost 3 times"):
         group.send(0, "add", 1)
     group.close()
 

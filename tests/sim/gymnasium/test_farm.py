@@ -129,7 +129,7 @@ def test_an_env_that_cannot_be_built_in_a_worker_is_named():
     with pytest.raises(WorkerError, match=r"(?s)env worker 0 of 1, process \d+ failed:.*not on this machine"):
         make(1, broken="raises")
     with pytest.raises(
-        WorkerError, match=r"env worker 0 of 1, process \d+ died \(exit code 7\).*while it was started.*3 times"
+        WorkerError, match=r"env worker 0 of 1, process \d+ died \(exit code 7; .*while it was started.*3 times"
     ):
         make(1, broken="dies")
     with pytest.raises(ConfigError, match=r"task\.processes: walk: env worker 0: its object cannot be sent"):
