@@ -12,6 +12,7 @@ limit, and resets are counted.
 from __future__ import annotations
 
 import argparse
+import functools
 import os
 import random
 import signal
@@ -86,56 +87,61 @@ def evaluations(place: Path, backend: str, trials: int) -> Found:
     many = build({**TASK, "processes": WORKERS, "farm": backend}, "task", num_envs=ENVS, seed=0)
     began = time.perf_counter()
     found: Found = {("farm", "evaluation", "rows_that_differ"): differing(rows(many), one)}
-    seconds, lost, rows_apart = time.perf_counter() - began, [], 0
-    for number in range(trials):
+    seconds, lost, rows_apart, draw = time.perf_counter() - began, list[int](), 0, random.Random(0)
+    while len(lost) < trials:
         before = many.lost_episodes
-        again = with_a_kill(lambda: rows(many), seconds, seed=number)
-        lost.append(many.lost_episodes - before)
+        again, fell = with_a_kill(lambda: rows(many), seconds, draw)
         rows_apart += differing(again, one)
-        print(f"evaluation {number}: {lost[-1]} episodes lost, {rows_apart} rows differ so far", flush=True)
+        if fell:
+            lost.append(many.lost_episodes - before)
+            print(f"evaluation {len(lost)}: {lost[-1]} episodes lost, {rows_apart} rows differ so far", flush=True)
     many.close()
     return found | {
         ("farm", "evaluation_killed", "evaluations"): len(lost),
         ("farm", "evaluation_killed", "rows_that_differ"): rows_apart,
-        ("farm", "evaluation_killed", "most_lost_episodes"): max(lost, default=0),
+        ("farm", "evaluation_killed", "most_lost_episodes"): max(lost),
         ("farm", "evaluation_killed", "lost_episodes"): sum(lost),
     }
 
 
 def trainings(place: Path, backend: str, trials: int, task: tuple[str, ...]) -> Found:
     """Train a residual with two workers, one of which is killed."""
-    total, ended, lost = 4000, 0, []
+    total, ended, lost, draw = 4000, 0, list[int](), random.Random(1)
 
-    def train(name: str) -> Any:
-        return invoke("train", "algo=residual", *task, f"base={place / 'base'}", f"run_dir={place / name}",
-                      f"num_envs={ENVS}", f"task.processes={WORKERS}", f"task.farm={backend}", "validation_episodes=0",
-                      f"loop.total_steps={total}", "loop.warmup_steps=1000", "loop.updates_per_step=0.05",
-                      "tracker=quiet", "threads=1")  # fmt: skip
+    def train(name: str) -> bool:
+        try:
+            result = invoke("train", "algo=residual", *task, f"base={place / 'base'}", f"run_dir={place / name}",
+                            f"num_envs={ENVS}", f"task.processes={WORKERS}", f"task.farm={backend}",
+                            "validation_episodes=0", f"loop.total_steps={total}", "loop.warmup_steps=1000",
+                            "loop.updates_per_step=0.05", "tracker=quiet", "threads=1")  # fmt: skip
+        except RobopolicyError as error:
+            print(f"{name} ended: {error}", flush=True)
+            return False
+        return result["steps"] > total - ENVS  # a lost step is not counted
 
     began = time.perf_counter()
     train("whole")
-    seconds = time.perf_counter() - began
-    for number in range(trials):
-        counted = _Counted()
-        try:
-            with counted:
-                result = with_a_kill(lambda n=number: train(f"killed{n}"), seconds, seed=number)  # type: ignore[misc]
-            ended += result["steps"] >= total
-        except RobopolicyError as error:
-            print(f"training {number} ended: {error}", flush=True)
-        lost.append(counted.lost)
-        print(f"training {number}: {lost[-1]} episodes lost, {ended} trainings ended as they should", flush=True)
+    seconds, runs = time.perf_counter() - began, 0
+    while len(lost) < trials:
+        runs += 1
+        with _Counted() as counted:
+            fine, fell = with_a_kill(functools.partial(train, f"killed{runs}"), seconds, draw)
+        if fell:
+            ended += fine
+            lost.append(counted.lost)
+            print(f"training {len(lost)}: {lost[-1]} episodes lost, {ended} trainings came to their end", flush=True)
     return {
         ("farm", "training_killed", "trainings"): trials,
         ("farm", "training_killed", "runs_lost"): trials - ended,
-        ("farm", "training_killed", "most_lost_episodes"): max(lost, default=0),
+        ("farm", "training_killed", "most_lost_episodes"): max(lost),
+        ("farm", "training_killed", "lost_episodes"): sum(lost),
     }
 
 
 class _Counted:
     """Counts the lost episodes of all farms that are made inside the block."""
 
-    def __enter__(self) -> None:
+    def __enter__(self) -> _Counted:
         self.farms: list[farm.Farm] = []
         self.made, farms = farm.Farm.__init__, self.farms
 
@@ -144,6 +150,7 @@ class _Counted:
             self.made(env, *given, **how)
 
         farm.Farm.__init__ = made  # type: ignore[method-assign]
+        return self
 
     def __exit__(self, *_: object) -> None:
         farm.Farm.__init__ = self.made  # type: ignore[method-assign]
@@ -153,18 +160,19 @@ class _Counted:
         return sum(env.lost_episodes for env in self.farms)
 
 
-def with_a_kill(work: Callable[[], Any], seconds: float, *, seed: int) -> Any:
-    """Return what `work` returns; a worker, drawn at random, is killed at a random moment of its `seconds`."""
-    draw = random.Random(seed)
+def with_a_kill(work: Callable[[], Any], seconds: float, draw: random.Random) -> tuple[Any, bool]:
+    """Return what `work` returns, and whether it still ran when a worker was killed, at a moment of its `seconds`."""
+    killed = threading.Event()
 
     def kill() -> None:
         if workers := sorted(pids()):
             os.kill(draw.choice(workers), signal.SIGKILL)
+            killed.set()
 
     timer = threading.Timer(draw.uniform(0.0, seconds), kill)
     timer.start()
     try:
-        return work()
+        return work(), killed.is_set()
     finally:
         timer.cancel()
 

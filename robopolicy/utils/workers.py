@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
@@ -12,6 +13,7 @@ from robopolicy.utils.worker_process import GRACE_S, Lost, Make, ProcessWorker, 
 
 Backend = Literal["process", "ray"]
 TIMEOUT_S = 600.0
+_log = logging.getLogger(__name__)
 _TRIES = 3  # losses of a worker in a row that end the program
 
 
@@ -118,7 +120,9 @@ class Workers:
                     )
                 self._heard(k)
             except Lost as lost:
-                self._restart(k, f"{self.name(k)} {lost}, while it was started")
+                reason = f"{self.name(k)} {lost}, while it was started"
+                self._restart(k, reason)
+                _log.warning("%s. It is started again.", reason)
             else:
                 self._ready[k] = True
                 return

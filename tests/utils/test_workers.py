@@ -110,7 +110,7 @@ def test_a_worker_of_other_code_is_refused(monkeypatch):
         counters(0)
 
 
-def test_an_object_that_cannot_begin_again_ends_the_program(tmp_path):
+def test_an_object_that_cannot_begin_again_ends_the_program(tmp_path, caplog):
     marker = tmp_path / "marker"
     group = Workers([functools.partial(Counter, 0, str(marker))], what="counter", timeout=60.0)
     marker.touch()
@@ -120,6 +120,7 @@ def test_an_object_that_cannot_begin_again_ends_the_program(tmp_path):
     with pytest.raises(WorkerError, match=r"exit code 9; .*while it was started. It was lost 3 times"):
         group.send(0, "add", 1)
     group.close()
+    assert "exit code 9" in caplog.text and "It is started again" in caplog.text
 
 
 def test_bad_settings_are_refused():
