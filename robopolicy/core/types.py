@@ -123,7 +123,7 @@ class Step(NamedTuple):
     obs: Obs  # to act on next: the first observation of a new episode where one ended
     next_obs: Obs  # the true successor; the same object as `obs` where no env ended
     executed: Tensor  # [N Da] or [N Ta Da]: the applied action, after clamping and safety
-    steps: Tensor  # [N] int64: primitive steps taken (a chunk may end early)
+    steps: Tensor  # [N] int64: primitive steps taken (a chunk may end early); 0: the env was reset, or its worker died
     reward: Tensor  # [N] float32: Σ γⁱ rᵢ over those steps
     terminated: Tensor  # [N] bool: the task itself ended (success, failure)
     truncated: Tensor  # [N] bool: cut by the time limit or a fault; values bootstrap through it

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from robopolicy.core.protocols import lost_episodes
 from robopolicy.core.rng import keyed_normal
 from robopolicy.core.types import BASE_ACTION, RENDERED, Feature, Obs, Selective, Stateful, Step, VecEnv, close, newest
 from robopolicy.policies.base import Policy
@@ -32,6 +33,10 @@ class Wrapper:
     @property
     def episode_seed(self) -> Tensor:
         return self.env.episode_seed
+
+    @property
+    def lost_episodes(self) -> int:
+        return lost_episodes(self.env)
 
     def render(self, index: int, **kwargs: Any) -> Tensor:
         return self.env.render(index, **kwargs)  # type: ignore[attr-defined]
