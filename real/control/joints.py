@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -68,6 +70,21 @@ class ActionDecoder:
     def commanded(self) -> Commanded:
         c = self.controller
         return Commanded(c.q[0].copy(), c.pos[0].copy(), float(c.yaw[0]), float(c.grip[0]))
+
+    @contextmanager
+    def looking_ahead(self, actions: Sequence[Array], q: Array, profile: Profile) -> Iterator[list[Array]]:
+        """Decode `actions` [Da], and take it back at the end: yields the joint target [n] rad of each.
+
+        Within, the commanded pose is the one after them. `q` [n] rad: where the arm is measured.
+        """
+        c, step = self.controller, self.last_step
+        kept = {k: getattr(c, k) for k in ("q", "pos", "yaw", "grip", "frame", "redirected", "intervened")}
+        try:
+            yield [self.decode(action, q, profile).q for action in actions]
+        finally:
+            self.last_step = step
+            for key, value in kept.items():
+                setattr(c, key, value)
 
     def decode(self, action: Array, q: Array, profile: Profile) -> Target:
         """Decode `action` [Da] with the arm measured at `q` [n] rad, at a pace that `profile` permits.
@@ -166,18 +183,17 @@ class ChunkBuffer:
         max_delay: s between an observation and the first use of its plan; beyond it the chunk is
             refused, since the policy was never trained on such. Delays count in whole control steps, the unit in
             which actions are used: a tick late is not a step late.
-        lead: control steps that planning may take. A chunk of fewer steps than bridge it (that of a policy of one
-            step) is due so much later than planned: the policy then acts on slightly older observations, steadily.
+        shift: control steps from the one that a plan is requested for to its first action.
     """
 
     def __init__(
         self, spec: PolicySpec, *, length: int | None = None, blend: int = 2, max_delay: float | None = None,
-        lead: int = 0,
+        shift: int = 0,
     ) -> None:  # fmt: skip
         self.spec, self.blend = spec, blend
         self.length = spec.n_action_steps if length is None else length
         self.max_delay = spec.n_action_steps * spec.dt if max_delay is None else max_delay
-        self.shift = max(0, lead + 1 - spec.n_action_steps) * spec.dt  # s
+        self.shift = shift * spec.dt  # s
         self.plan: list[Planned] = []
         self.late = self.refused = 0
 
@@ -243,6 +259,11 @@ class ChunkBuffer:
         """Return the actions due from `now` on, None without any; `delay` of them are executed before the next plan."""
         actions = [p.action for p in self.plan if p.due >= now - 0.5 * self.spec.dt]
         return Ahead(np.array(actions), min(delay, len(actions))) if actions else None
+
+    def between(self, begin: float, end: float) -> list[Array]:
+        """Return the actions [Da] due from `begin` s until before `end` s."""
+        half = 0.5 * self.spec.dt
+        return [p.action for p in self.plan if begin - half <= p.due < end - half]
 
     def __len__(self) -> int:
         return len(self.plan)

@@ -90,12 +90,14 @@ def check_chunking(chunking: Chunking, policy: Policy | RemotePlanner, latency: 
     )
 
 
-def chunking_of(chunking: Chunking, policy: Policy | RemotePlanner, latency: float) -> Chunks:
+def chunking_of(chunking: Chunking, policy: Policy | RemotePlanner, latency: float, *, predict: bool = False) -> Chunks:
     """Planner, buffer and timing of `policy` with plans that take `latency` s.
 
     `async`: the next chunk is asked for as early before the last ends as the latency takes (with none: when it has
-    ended), is planned without regard to it, and blended at the seam. `rtc`, `inpaint`: it is asked for after
-    n_action_steps and continues the rest of the last one; both have all their H steps.
+    ended), is planned without regard to it, and blended at the seam. With `predict` it begins where the last one ends,
+    as the policy is shown the state of that moment. Without, its late actions are dropped; a chunk that is too short
+    for that is due later than planned. `rtc`, `inpaint`: it is asked for after n_action_steps and continues the rest
+    of the last one; both have all their H steps.
 
     Raises:
         ConfigError, SpecError: see check_chunking.
@@ -105,7 +107,8 @@ def chunking_of(chunking: Chunking, policy: Policy | RemotePlanner, latency: flo
     steps = math.ceil(latency / spec.dt - 1e-9)
     if chunking == "async":
         planner: Plans = Planner(policy) if isinstance(policy, Policy) else policy
-        return Chunks(planner, ChunkBuffer(spec, lead=steps), steps, None)
+        shift = steps if predict else max(0, steps + 1 - spec.n_action_steps)
+        return Chunks(planner, ChunkBuffer(spec, shift=shift), steps, None)
     assert isinstance(policy, DenoisingPolicy)
     longest, left = longest_delay(spec), spec.horizon - spec.n_action_steps
     return Chunks(
