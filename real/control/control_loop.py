@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable
-from functools import partial
 
 import numpy as np
 
-from robopolicy.real.control.joints import ActionDecoder, ChunkBuffer, Delays
+from robopolicy.real.control.chunk_buffer import ChunkBuffer, Delays
+from robopolicy.real.control.joints import ActionDecoder
 from robopolicy.real.control.observation_history import ObservationHistory, Observe
 from robopolicy.real.control.plan_requests import Journal, PlanRequests
 from robopolicy.real.control.robots import Robot, State
@@ -40,8 +40,7 @@ class ControlLoop:
         history, age: see ObservationHistory. Plans count from when their pictures were taken, in whole control steps.
         grace: s by which a control step may be put off where its plan is late, at most 0.4 control steps. The arm goes
             on meanwhile, and then holds.
-        behind: s by which a measured state is older than the command that is decided on: the state is forecast to the
-            begin of the plan (real/control/state_forecast.py). None: plan from it as measured.
+        forecaster: shows the planner the state in which its plan will begin; None: the measured one.
         operator: may take over. The policy goes on planning then, for the journal alone; its plans from before a
             hand-over are dropped.
 
@@ -53,17 +52,14 @@ class ControlLoop:
         self, robot: Robot, chain: SafetyChain, decoder: ActionDecoder, runner: Runner, observe: Observe,
         buffer: ChunkBuffer, *, clock: Callable[[], float], history: int = 1, lead: int = 0, shadow: bool = False,
         early: float = 0.0, grace: float = 0.0, journal: Journal | None = None, operator: Teleoperator | None = None,
-        delays: Delays | None = None, age: float = 0.0, behind: float | None = None,
+        delays: Delays | None = None, age: float = 0.0, forecaster: StateForecaster | None = None,
     ) -> None:  # fmt: skip
         if tuple(robot.joints) != chain.profile.joints:
             raise SafetyError(f"robot: joints {list(robot.joints)}, the limits are of {list(chain.profile.joints)}")
         self.robot, self.chain, self.decoder = robot, chain, decoder
         self.write = (lambda *_: None) if shadow else robot.write  # in a dry run there is no way to the arm
         self.buffer, self.clock, self.shadow = buffer, clock, shadow
-        self.early, self.asked = early, False
-        self.forecaster: StateForecaster | None = None
-        if behind is not None:
-            self.forecaster = StateForecaster(decoder, buffer, behind=behind, tick=chain.limiter.dt)
+        self.early, self.asked, self.forecaster = early, False, forecaster
         self.observation_history = ObservationHistory(observe, history=history, age=age)
         self.grace = min(grace, 0.4 * buffer.spec.dt)  # half a control step later the action is refused
         self.counts, self.operator = Counter[str](), operator
@@ -230,10 +226,7 @@ class ControlLoop:
     def _ask(self, now: float, due: float, seen: float) -> str:
         """Observe, and request a plan for the control step at `due` s; its observation was due at `seen` s."""
         self.asked = True
-        forecast = self.forecaster and partial(
-            self.forecaster.plan_begin, points=self.points, begin=self.goal_from, at=self.at, due=due,
-            profile=self.chain.profile, follows=self.driver == "policy",
-        )  # fmt: skip
+        forecast = self.forecaster and self.forecaster.to_plan(self, due)
         self.observation_history.capture(forecast)
         return self._request(now, due, seen)
 

@@ -10,14 +10,18 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
+from typing import Protocol
 
 import numpy as np
 
-from robopolicy.real.control.joints import ActionDecoder, ChunkBuffer
+from robopolicy.real.control.chunk_buffer import ChunkBuffer
+from robopolicy.real.control.joints import ActionDecoder
+from robopolicy.real.control.observation_history import Forecast
 from robopolicy.real.control.robots import State
 from robopolicy.real.control.trajectory_spline import follow
+from robopolicy.real.safety import SafetyChain
 from robopolicy.real.safety.array_ops import Array
-from robopolicy.real.safety.profile import Profile
 
 SHORT = 0.02  # of a control step, over which velocities of the reference are taken
 
@@ -78,6 +82,15 @@ def forecast(state: State, points: Array, goals: Sequence[Array], *, begin: floa
     )  # fmt: skip
 
 
+class Motion(Protocol):
+    """The motion of a control loop that is under way."""
+
+    points: Array  # [4 n] rad, of the reference's segment that ends where the control step begins
+    at: float  # s, of the tick under way
+    driver: str
+    chain: SafetyChain
+
+
 class StateForecaster:
     """Forecast the state that a plan begins from, for a control loop.
 
@@ -91,21 +104,17 @@ class StateForecaster:
     def __init__(self, decoder: ActionDecoder, buffer: ChunkBuffer, *, behind: float, tick: float) -> None:
         self.decoder, self.buffer, self.behind, self.tick = decoder, buffer, behind, tick
 
-    @contextmanager
-    def plan_begin(
-        self, state: State, *, points: Array, begin: float, at: float, due: float, profile: Profile, follows: bool
-    ) -> Iterator[State]:
-        """Forecast `state` to the begin of a plan that is requested for `due` s; within, the commanded pose too.
+    def to_plan(self, motion: Motion, due: float) -> Forecast:
+        """Return the forecast of a state that `motion` is in now to the begin of a plan requested for `due` s."""
+        return partial(self._to_plan, motion, due)
 
-        Args:
-            points, begin: of the reference, see `forecast`.
-            at: s of the tick in which the state was read.
-            follows: the actions in the buffer will be executed.
-        """
+    @contextmanager
+    def _to_plan(self, motion: Motion, due: float, state: State) -> Iterator[State]:
+        """Yield the state; within, the commanded pose is that of the plan's begin too."""
         end = due + self.buffer.shift
-        actions = self.buffer.between(due, end) if follows else []
-        with self.decoder.looking_ahead(actions, state.q, profile) as goals:
+        actions = self.buffer.between(due, end) if motion.driver == "policy" else []
+        with self.decoder.looking_ahead(actions, state.q, motion.chain.profile) as goals:
             yield forecast(
-                state, points, goals, begin=begin, period=self.buffer.spec.dt, seen=at - self.behind,
-                until=end - self.tick,
+                state, motion.points, goals, begin=due - self.buffer.spec.dt, period=self.buffer.spec.dt,
+                seen=motion.at - self.behind, until=end - self.tick,
             )  # fmt: skip

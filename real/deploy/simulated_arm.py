@@ -15,7 +15,7 @@ from robopolicy.policies.base import Policy
 from robopolicy.real.control.control_loop import ControlLoop
 from robopolicy.real.control.joints import ActionDecoder
 from robopolicy.real.control.robots import MujocoArm, State, Trouble
-from robopolicy.real.control.state_forecast import ForecastState
+from robopolicy.real.control.state_forecast import ForecastState, StateForecaster
 from robopolicy.real.planning.chunking import Chunking, chunking_of
 from robopolicy.real.planning.planner import InlineRunner
 from robopolicy.real.planning.remote_planner import RemotePlanner
@@ -53,6 +53,7 @@ class SimulatedArm:
     Args:
         put: takes the messages of a recording (see `Recorder.put`) where there is no `recorder`.
         operator: a human who may drive.
+        predict: plan from the state that the arm will be in when the plan begins.
     """
 
     def __init__(
@@ -70,12 +71,13 @@ class SimulatedArm:
         kind = SafetyChain if put is None else partial(RecordedChain, put=put)
         self.chain = kind(profile, dt=dt, risk=critic)
         chunks = chunking_of(chunking, policy, latency, predict=predict)
+        decoder = ActionDecoder(env.controller, stroke=FINGER_STROKE, dt=env.dt)
         self.loop = ControlLoop(
-            self.arm, self.chain, ActionDecoder(env.controller, stroke=FINGER_STROKE, dt=env.dt),
+            self.arm, self.chain, decoder,
             InlineRunner(chunks.planner, latency=latency), self._observe, chunks.buffer,
             clock=lambda: self.time, history=chunks.planner.history, lead=chunks.lead, shadow=shadow,
             journal=None if put is None else PolicyJournal(put), operator=operator, delays=chunks.delays,
-            behind=dt if predict else None,
+            forecaster=StateForecaster(decoder, chunks.buffer, behind=dt, tick=dt) if chunks.predict else None,
         )  # fmt: skip
         self.held = 0
 

@@ -9,10 +9,10 @@ import torch
 
 from robopolicy.core.errors import ConfigError, SpecError
 from robopolicy.core.rng import keyed_normal
-from robopolicy.core.types import Obs
-from robopolicy.policies.base import DenoisingPolicy, Policy
+from robopolicy.core.types import IMAGES, Obs
+from robopolicy.policies.base import DenoisingPolicy, Policy, with_bases
 from robopolicy.policies.realtime_chunking import Continuation, continue_chunk, longest_delay
-from robopolicy.real.control.joints import Ahead, ChunkBuffer, Delays, check_latency
+from robopolicy.real.control.chunk_buffer import Ahead, ChunkBuffer, Delays, check_latency
 from robopolicy.real.planning.planner import Array, Planner, Plans
 from robopolicy.real.planning.remote_planner import RemotePlanner
 
@@ -26,6 +26,7 @@ class Chunks(NamedTuple):
     buffer: ChunkBuffer
     lead: int
     delays: Delays | None
+    predict: bool  # plan from the state that the arm will be in when the chunk begins
 
 
 class RealtimePlanner(Planner):
@@ -95,9 +96,9 @@ def chunking_of(chunking: Chunking, policy: Policy | RemotePlanner, latency: flo
 
     `async`: the next chunk is asked for as early before the last ends as the latency takes (with none: when it has
     ended), is planned without regard to it, and blended at the seam. With `predict` it begins where the last one ends,
-    as the policy is shown the state of that moment. Without, its late actions are dropped; a chunk that is too short
-    for that is due later than planned. `rtc`, `inpaint`: it is asked for after n_action_steps and continues the rest
-    of the last one; both have all their H steps.
+    as the policy is shown the state of that moment; one that sees pictures cannot be. Without, its late actions are
+    dropped; a chunk that is too short for that is due later than planned. `rtc`, `inpaint`: it is asked for after
+    n_action_steps and continues the rest of the last one; both have all their H steps.
 
     Raises:
         ConfigError, SpecError: see check_chunking.
@@ -105,10 +106,11 @@ def chunking_of(chunking: Chunking, policy: Policy | RemotePlanner, latency: flo
     check_chunking(chunking, policy, latency)
     spec = policy.spec
     steps = math.ceil(latency / spec.dt - 1e-9)
+    predict = predict and not sees_pictures(policy)
     if chunking == "async":
         planner: Plans = Planner(policy) if isinstance(policy, Policy) else policy
         shift = steps if predict else max(0, steps + 1 - spec.n_action_steps)
-        return Chunks(planner, ChunkBuffer(spec, shift=shift), steps, None)
+        return Chunks(planner, ChunkBuffer(spec, shift=shift), steps, None, predict)
     assert isinstance(policy, DenoisingPolicy)
     longest, left = longest_delay(spec), spec.horizon - spec.n_action_steps
     return Chunks(
@@ -116,4 +118,15 @@ def chunking_of(chunking: Chunking, policy: Policy | RemotePlanner, latency: flo
         ChunkBuffer(spec, length=spec.horizon, blend=0, max_delay=longest * spec.dt),
         left,
         Delays(spec.dt, first=steps, most=longest),
+        predict,
     )
+
+
+def sees_pictures(policy: Policy | RemotePlanner) -> bool:
+    """Return whether a policy, or one that it corrects, sees pictures, which show no later state."""
+    keys = (
+        policy.keys
+        if isinstance(policy, RemotePlanner)
+        else [k for p in with_bases(policy) for k in p.spec.observation]
+    )
+    return any(key.startswith(IMAGES) for key in keys)
