@@ -226,7 +226,7 @@ class ControlLoop:
     def _ask(self, now: float, due: float, seen: float) -> str:
         """Observe, and request a plan for the control step at `due` s; its observation was due at `seen` s."""
         self.asked = True
-        forecast = self.forecaster and self.forecaster.to_plan(self, due)
+        forecast = None if self.forecaster is None else self.forecaster.to_plan(self, due)
         self.observation_history.capture(forecast)
         return self._request(now, due, seen)
 

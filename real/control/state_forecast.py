@@ -22,6 +22,7 @@ from robopolicy.real.control.robots import State
 from robopolicy.real.control.trajectory_spline import follow
 from robopolicy.real.safety import SafetyChain
 from robopolicy.real.safety.array_ops import Array
+from robopolicy.real.teleoperation.teleoperator import Driver
 
 SHORT = 0.02  # of a control step, over which velocities of the reference are taken
 
@@ -87,7 +88,7 @@ class Motion(Protocol):
 
     points: Array  # [4 n] rad, of the reference's segment that ends where the control step begins
     at: float  # s, of the tick under way
-    driver: str
+    driver: Driver
     chain: SafetyChain
 
 
