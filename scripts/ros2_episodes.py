@@ -54,7 +54,7 @@ def play(args: argparse.Namespace, setting: str, safety: dict[str, float]) -> di
         done = read(file, head)
         config = DeployConfig(checkpoint=getattr(args, kind), safety=safety, **ways)
         deployment = prepare(config)
-        for attempt in range(3):  # a process that was lost is started anew
+        for attempt in range(3):  # a process that was lost is started again
             left = tuple(s for s in seeds if s not in done)
             if not left:
                 break
