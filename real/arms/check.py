@@ -65,9 +65,9 @@ def _write(path: Path, delay: LineDelay | None) -> None:
     text = with_delay(read_text(path, error=WiringError), delay)
     answer = parse(parse_yaml(text, str(path), error=WiringError), path.name, path.parent).answer_s
     write_atomically(path, text)
-    steps = answer / CONTROL_STEP
+    steps = f"{answer / CONTROL_STEP:.2f}"
     print(
         f"{path}: delay: {text.rpartition('delay: ')[2].partition('  #')[0]}\n"
-        f"An action begins {1000 * answer:g} ms after the state that it answers, and the time of its planning later. "
-        f"To train under that: '+task.randomization.latency=[{steps:g},{steps:g}]', in steps of {CONTROL_STEP} s"
+        f"An action begins {1000 * answer:.0f} ms after the state that it answers, and the time of its planning later. "
+        f"To train under that: '+task.randomization.latency=[{steps},{steps}]', in steps of {CONTROL_STEP} s"
     )

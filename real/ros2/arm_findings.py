@@ -18,7 +18,7 @@ from robopolicy.real.ros2.joint_states import stamp_of
 from robopolicy.real.ros2.messages import StateReader
 from robopolicy.real.ros2.remote_arm import STILL
 from robopolicy.real.ros2.urdf import check_urdf
-from robopolicy.real.ros2.wiring import Wiring
+from robopolicy.real.ros2.wiring import LONGEST_LEAD, Wiring
 from robopolicy.real.safety import SafetyError
 from robopolicy.real.safety.array_ops import Array
 
@@ -114,7 +114,8 @@ def _times(at: Array, stamps: Array, wiring: Wiring) -> Iterator[Check]:
         yield Check(
             "lead", needed <= lead,
             f"a state and its command need {2000 * high:.1f} ms, of {1000 * lead * wiring.tick_s:g} by lead_ticks",
-            f"set lead_ticks: {needed}, or relieve the line",
+            f"set lead_ticks: {needed}, or relieve the line" if needed <= LONGEST_LEAD
+            else f"relieve the line: lead_ticks may be {LONGEST_LEAD} at most",
         )  # fmt: skip
 
 

@@ -21,6 +21,7 @@ from robopolicy.real.safety.decision import Patience
 from robopolicy.real.safety.profile import FOLDER as PROFILES
 
 FOLDER = Path(configs.__file__).parent / "robots"
+LONGEST_LEAD = 25  # ticks
 WATCHED = {
     "state": ("joint_states", "joint_commands"),
     "features": ("features",),
@@ -73,7 +74,7 @@ class WiringFile(TypedDict):
     limits: str
     safety: NotRequired[dict[str, Any]]
     tick_s: Annotated[float, pydantic.Field(ge=0.001, le=0.02)]
-    lead_ticks: Annotated[int, pydantic.Field(ge=1, le=25)]
+    lead_ticks: Annotated[int, pydantic.Field(ge=1, le=LONGEST_LEAD)]
     joints: dict[str, str]
     gripper: dict[str, float]
     frames: _Frames
@@ -143,7 +144,8 @@ class Wiring:
     @property
     def answer_s(self) -> float:
         """Time from the moment of a state to the begin of the action that answers it, planning left out, s."""
-        return self.plan_ahead_s + self.lead_ticks * self.tick_s
+        there_and_back = 0.0 if self.delay is None else 2 * (self.delay.latency_s + self.delay.jitter_s)
+        return self.plan_ahead_s + max(self.lead_ticks * self.tick_s, there_and_back)
 
     @property
     def dt_ns(self) -> int:

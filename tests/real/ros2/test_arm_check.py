@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -109,6 +110,8 @@ def test_the_delay_is_measured(wired):
     assert failed(wired, heard_of(wired, late=0.009)) == {
         "lead": "a state and its command need 18.0 ms, of 12 by lead_ticks"
     }
+    for late, fix in ((0.009, "set lead_ticks: 5,"), (0.06, "lead_ticks may be 25 at most")):
+        assert fix in next(c.fix for c in findings(heard_of(wired, late=late), wired) if c.name == "lead")
 
 
 @pytest.mark.parametrize("heard", [
@@ -132,6 +135,8 @@ def test_the_delay_is_written_into_the_wiring(wired, tmp_path, monkeypatch, caps
     assert found.delay.latency_s == pytest.approx(delay.latency_s, abs=1e-6)
     assert found.answer_s == pytest.approx(0.032)
     assert "latency=[0.64,0.64]" in capsys.readouterr().out
+    slow = replace(found, delay=replace(found.delay, latency_s=0.04, jitter_s=0.01))
+    assert slow.answer_s == pytest.approx(0.12), "a state and its command need longer than lead_ticks"
     block = before + "delay:  # by hand\n  latency_s: 0.1\n  jitter_s: 0.0\n  lost: 0.0\n# the end\n"
     assert with_delay(block, delay).startswith(before + "# the end\ndelay: {latency_s: 0.0")
     for wrong, why in (("{latency_s: 0.1}", "delay.jitter_s"), ("{latency_s: -1, jitter_s: 0, lost: 0}", "latency_s"),

@@ -71,4 +71,4 @@ def test_arm_check_measures_a_known_delay_of_the_simulated_arm(tmp_path, monkeyp
     assert 0.039 < delay.latency_s < 0.08, "a busy machine adds to it"
     assert delay.jitter_s > 0.002 and 0.05 < delay.lost < 0.2
     shown = " ".join(capfd.readouterr().out.split())
-    assert "set lead_ticks" in shown and "An action begins 32 ms after the state" in shown
+    assert "lead_ticks" in shown and "ms after the state that it answers" in shown
