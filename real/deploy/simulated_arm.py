@@ -72,12 +72,13 @@ class SimulatedArm:
         self.chain = kind(profile, dt=dt, risk=critic)
         chunks = chunking_of(chunking, policy, latency, predict=predict)
         decoder = ActionDecoder(env.controller, stroke=FINGER_STROKE, dt=env.dt)
+        forecaster = StateForecaster(decoder, chunks.buffer, behind=dt, tick=dt)
         self.loop = ControlLoop(
             self.arm, self.chain, decoder,
             InlineRunner(chunks.planner, latency=latency), self._observe, chunks.buffer,
             clock=lambda: self.time, history=chunks.planner.history, lead=chunks.lead, shadow=shadow,
             journal=None if put is None else PolicyJournal(put), operator=operator, delays=chunks.delays,
-            forecaster=StateForecaster(decoder, chunks.buffer, behind=dt, tick=dt) if chunks.predict else None,
+            forecaster=forecaster if chunks.predict and not shadow else None,
         )  # fmt: skip
         self.held = 0
 

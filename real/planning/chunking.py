@@ -124,9 +124,8 @@ def chunking_of(chunking: Chunking, policy: Policy | RemotePlanner, latency: flo
 
 def sees_pictures(policy: Policy | RemotePlanner) -> bool:
     """Return whether a policy, or one that it corrects, sees pictures, which show no later state."""
-    keys = (
-        policy.keys
-        if isinstance(policy, RemotePlanner)
-        else [k for p in with_bases(policy) for k in p.spec.observation]
-    )
+    if isinstance(policy, RemotePlanner):
+        keys = list(policy.keys)
+    else:
+        keys = [key for level in with_bases(policy) for key in level.spec.observation]
     return any(key.startswith(IMAGES) for key in keys)

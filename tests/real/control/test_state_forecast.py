@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 
 from robopolicy import sim
-from robopolicy.core.types import STATE
+from robopolicy.core.types import STATE, Feature
 from robopolicy.real.control.robots import State, Trouble
 from robopolicy.real.control.state_forecast import ForecastState, Reference, StateForecaster, forecast
 from robopolicy.real.deploy.simulated_arm import SimulatedArm
+from robopolicy.real.planning.chunking import chunking_of
 from tests.real.control.test_robots import WIDE, Drive
 
 
@@ -113,6 +116,20 @@ def test_to_look_ahead_leaves_the_commanded_pose_alone():
     assert all(np.array_equal(a, b) for a, b in zip(before, after, strict=True))
     assert np.array_equal(decoder.last_step, step)
     assert np.array_equal(decoder.decode(action, q, it.chain.profile).q, goals[0]), "the same as when it is due"
+
+
+def test_no_forecast_where_the_arm_stands_or_a_picture_shows_the_past():
+    env = sim.make("reach", 1, joint_noise=0.0)
+    policy = Drive(env, [0.0] * 5, steps=1)
+    assert SimulatedArm(env, policy, settings=WIDE).loop.forecaster is not None
+    assert SimulatedArm(env, policy, settings=WIDE, shadow=True).loop.forecaster is None
+    assert SimulatedArm(env, policy, settings=WIDE, predict=False).loop.forecaster is None
+    camera = {"observation.images.front": Feature((3, 8, 8), "uint8")}
+    policy.spec = replace(policy.spec, observation={**policy.spec.observation, **camera})
+    chunks = chunking_of("async", policy, 0.05, predict=True)
+    assert not chunks.predict and chunks.buffer.shift == 0.05, "a step later, as without a forecast"
+    policy.spec = replace(policy.spec, horizon=4, n_action_steps=4)
+    assert chunking_of("async", policy, 0.05, predict=True).buffer.shift == 0.0, "its late action is dropped"
 
 
 def test_where_a_human_drives_the_plans_under_way_are_not_the_motion():
