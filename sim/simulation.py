@@ -98,7 +98,7 @@ class Simulation:
         self._t = np.zeros(n, dtype=np.int64)  # control steps into the episode
         self._held: NDArray[np.int64] = np.zeros(n, dtype=np.int64)  # steps for which success has lasted
         self._tcp, self._yaw, self._twist = np.zeros((n, 3)), np.zeros(n), np.zeros((n, 6))
-        depth = self.randomization.latency[1] + 1
+        depth = self.randomization.most_steps + 1
         self._late: Array = np.zeros((n, depth, self.controller.spec.dim))  # delayed actions, newest first
         self._potential: Array = np.zeros(n)  # Φ of the state as it is, for reward="shaped"
         self._requested: NDArray[np.bool_] | None = None  # [N] see `request_images`; None: all
@@ -161,8 +161,8 @@ class Simulation:
         if self._late.shape[1] == 1:
             return action
         self._late = np.concatenate([action[:, None], self._late[:, :-1]], axis=1)
-        steps = self.draws[:, self.draw_names.index("randomize_latency")].astype(np.int64)
-        return self._late[np.arange(self.num_envs), np.minimum(steps, self._late.shape[1] - 1)]
+        steps = self.draws[:, self.draw_names.index("randomize_latency")]
+        return self.randomization.late(self._late, steps, self.controller.spec.gripper)
 
     def _measure(self) -> None:
         """Tool pose and velocity from qpos and qvel: one code path at reset and at step (sensors lag a substep)."""
