@@ -49,21 +49,21 @@ class _Topics(TypedDict):
 
 
 @pydantic.dataclasses.dataclass(frozen=True, config=STRICT)
-class _Patience(Patience):
+class PatienceFile(Patience):
     slow: pydantic.PositiveFloat = math.inf
     hold: pydantic.PositiveFloat = math.inf
     fault: pydantic.PositiveFloat = math.inf
 
 
 class _Watchdogs(TypedDict):
-    state: _Patience
-    features: _Patience
-    images: _Patience
-    enable: _Patience
-    gripper_states: NotRequired[_Patience]
+    state: PatienceFile
+    features: PatienceFile
+    images: PatienceFile
+    enable: PatienceFile
+    gripper_states: NotRequired[PatienceFile]
 
 
-_Short = Annotated[float, pydantic.Field(ge=0.0, le=0.1)]
+Short = Annotated[float, pydantic.Field(ge=0.0, le=0.1)]
 
 
 @pydantic.with_config(STRICT)
@@ -80,8 +80,8 @@ class WiringFile(TypedDict):
     topics: _Topics
     cameras: dict[Annotated[str, pydantic.Field(pattern=f"^{re.escape(IMAGES)}.")], CameraTopic]
     watchdogs: _Watchdogs
-    plan_ahead_s: _Short
-    grace_s: _Short
+    plan_ahead_s: Short
+    grace_s: Short
 
 
 @dataclass(frozen=True)
@@ -164,7 +164,7 @@ def parse(data: Any, where: str = "wiring", folder: Path = Path()) -> Wiring:
     """Build a wiring from YAML values, checked; a path in `limits` is relative to `folder`. See `load_wiring`."""
     found: Any = checked(WiringFile, data, where, error=WiringError)
     found["topics"].setdefault("gripper_states", None)
-    file = _limits_file(found["limits"], where, folder)
+    file = limits_file(found["limits"], where, folder)
     safety = found.get("safety", {})
     try:
         name = read_profile(file, **safety).robot
@@ -177,7 +177,7 @@ def parse(data: Any, where: str = "wiring", folder: Path = Path()) -> Wiring:
     return wiring
 
 
-def _limits_file(limits: str, where: str, folder: Path) -> Path:
+def limits_file(limits: str, where: str, folder: Path) -> Path:
     """Return the file of a limit profile that is named, or given as a path to a JSON file."""
     if limits in profile_names():
         return PROFILES / f"{limits}.json"
