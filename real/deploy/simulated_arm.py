@@ -52,6 +52,7 @@ class PlacedArm(Robot, Protocol):
 
     profile: Profile
     data: mujoco.MjData
+    extra: Array  # [1 E] the task's state beside physics
     aborted: str  # why the arm gave up; "" where it did not
 
     def place(self, qpos: Array, extra: Array) -> None: ...

@@ -7,8 +7,8 @@ import threading
 from collections.abc import Callable
 
 
-class EndedError(Exception):
-    """The other thread is to end."""
+class EndedError(BaseException):
+    """The other thread is to end. No driver may catch it."""
 
 
 class Lockstep:
@@ -19,7 +19,7 @@ class Lockstep:
     """
 
     def __init__(self) -> None:
-        self.now, self._wake, self._ended = 0.0, math.inf, False
+        self.now, self._wake, self._ended, self._running = 0.0, math.inf, False, False
         self._go, self._back = threading.Semaphore(0), threading.Semaphore(0)
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
@@ -50,9 +50,10 @@ class Lockstep:
                 pass
             except BaseException as error:
                 self._error = error
-            self._wake = math.inf
+            self._wake, self._running = math.inf, False
             self._back.release()
 
+        self._running = True
         self._thread, self._wake = threading.Thread(target=run, name="bus", daemon=True), self.now
         self._thread.start()
 
@@ -65,9 +66,10 @@ class Lockstep:
 
     def end(self) -> None:
         """End the other thread."""
-        if self._thread is not None and self._thread.is_alive():
+        if self._running:
             self._ended = True
             self._switch()
+        if self._thread is not None:
             self._thread.join()
 
     def _switch(self) -> None:

@@ -72,6 +72,7 @@ class MockArm:
         self.model.opt.timestep = PERIOD
         self.data = mujoco.MjData(self.model)
         self.time, self.wiring = Lockstep(), wiring
+        self.extra: Array = np.zeros((1, task.extra_size))
         calibration = mock_calibration(wiring.motors, profile.maker["low"], profile.maker["high"], wiring.gripper)
         with tempfile.TemporaryDirectory() as folder:
             file = Path(folder) / "mock.json"
@@ -88,8 +89,8 @@ class MockArm:
         self.time.start(self._serve)
 
     def place(self, qpos: Array, extra: Array) -> None:
-        """Start over at rest in `qpos` [nq], and wait for the first state; `extra` is the task's, unused here."""
-        del extra
+        """Start over at rest in `qpos` [nq], and wait for the first state; `extra` [1 E] is the task's."""
+        self.extra = extra.copy()
         mujoco.mj_resetData(self.model, self.data)
         self.data.qpos[:] = qpos
         self.data.ctrl[: self.dof + 2] = qpos[: self.dof + 2]

@@ -39,7 +39,7 @@ class BusTrouble:
     silent: tuple[int, ...] = ()
 
 
-class MockPort(scs.PortHandler):  # type: ignore[misc]
+class MockPort(scs.PortHandler):
     """Stand in for the serial port of a Feetech bus, with one STS3215 for each entry of a calibration.
 
     Args:
