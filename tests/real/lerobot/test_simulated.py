@@ -47,7 +47,7 @@ def test_the_arm_goes_where_the_strict_one_goes():
     strict.run(1)
     episode, commands, counts, q = run(BusTrouble())
     assert episode.mode == "RUN" and not counts["reads_failed"]
-    np.testing.assert_allclose(q, strict.arm.data.qpos[:5], atol=0.02)
+    np.testing.assert_allclose(q, strict.arm.data.qpos[:5], atol=0.05)  # of a way of 0.27 rad
     assert np.abs(commands[-1] - commands[0]).max() > 0.1
 
 
