@@ -70,18 +70,25 @@ def feetech() -> Iterator[None]:
         ) from error
 
 
+LIVE = "lerobot"  # a real arm, through LeRobot's class
 ROBOTS: dict[str, Callable[[Deployment], Iterator[Episode]]] = {
     "mujoco": in_process, "mujoco_ros2": over_ros2, "mujoco_lerobot": over_mock_bus,
 }  # fmt: skip
 OPTIONS = {  # that a robot reads; the others ignore them
     "mujoco": (), "mujoco_ros2": ("wiring", "lockstep", "process"), "mujoco_lerobot": ("wiring",),
+    LIVE: ("wiring", "process"),
 }  # fmt: skip
 
 
 def check_options(config: DeployConfig) -> None:
     """Raise ConfigError where the robot is unknown, or would ignore an option."""
-    if config.robot not in ROBOTS:
-        raise ConfigError(f"robot={config.robot!r}: there is no such robot. {closest(config.robot, ROBOTS)}")
+    if config.robot not in OPTIONS:
+        raise ConfigError(f"robot={config.robot!r}: there is no such robot. {closest(config.robot, OPTIONS)}")
+    if config.robot == LIVE and (config.lost or config.operator):
+        raise ConfigError(
+            "robot=lerobot: a real arm loses nothing on purpose, and no operator's keys drive it. Leave "
+            "out `lost` and `operator`"
+        )
     for name in sorted({name for names in OPTIONS.values() for name in names} - set(OPTIONS[config.robot])):
         if getattr(config, name) != getattr(DeployConfig, name):
             readers = [f"robot={robot}" for robot, names in OPTIONS.items() if name in names]
@@ -103,6 +110,10 @@ def deploy(**options: Any) -> list[Episode]:
     config = DeployConfig(**options)
     check_options(config)
     set_threads(config.threads)
+    if config.robot == LIVE:
+        with feetech():
+            from robopolicy.real.lerobot.live import run_live
+        return run_live(config)
     deployment = prepare(config)
     profile = deployment.profile
     done: list[Episode] = []

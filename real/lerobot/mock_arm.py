@@ -134,7 +134,7 @@ class MockArm:
         q, n = self.data.qpos, self.dof
         found = {i + 1: 2047 + round(float(q[i]) / COUNT * self._sign(i)) for i in range(n)}
         if self.wiring.gripper is not None:
-            share = float(q[n : n + 2].sum()) / self.wiring.opening
+            share = float(q[n : n + 2].sum()) / self.wiring.arm.opening
             found[n + 1] = round(GRIPPER[0] + (GRIPPER[1] - GRIPPER[0]) * share)
         return found
 
@@ -146,7 +146,7 @@ class MockArm:
                 self.data.ctrl[motor - 1] = (counts - 2047) * COUNT * self._sign(motor - 1)
             else:
                 share = (counts - GRIPPER[0]) / (GRIPPER[1] - GRIPPER[0])
-                self.data.ctrl[n : n + 2] = np.clip(share, 0.0, 1.0) * self.wiring.opening / 2
+                self.data.ctrl[n : n + 2] = np.clip(share, 0.0, 1.0) * self.wiring.arm.opening / 2
 
     def _sign(self, joint: int) -> int:
         return -1 if self.wiring.arm.joints[joint] in self.wiring.reversed else 1

@@ -83,4 +83,4 @@ def units_of(bus: Any, wiring: LeRobotWiring) -> MotorUnits:
             )
         scale[i] = math.radians(1.0) if unit == DEGREES else half[i] / 100
         scale[i] *= -1.0 if name in wiring.reversed else 1.0
-    return MotorUnits(wiring.arm.joints, scale, -half, half, wiring.gripper, wiring.opening)
+    return MotorUnits(wiring.arm.joints, scale, -half, half, wiring.gripper, wiring.arm.opening)

@@ -14,7 +14,7 @@ from robopolicy import configs
 from robopolicy.core.errors import closest
 from robopolicy.core.types import IMAGES
 from robopolicy.core.untrusted import checked, read_yaml, refusing
-from robopolicy.real.ros2.channels import STRICT, CameraTopic, Topic, WiringError
+from robopolicy.real.ros2.channels import STRICT, CameraTopic, WiringError
 from robopolicy.real.ros2.wiring import PatienceFile, Short, Wiring, limits_file
 from robopolicy.real.safety import SafetyError, read_profile
 
@@ -71,7 +71,6 @@ class LeRobotWiring:
         changed: day of the arm's last mechanical change; None: unknown.
         reversed: motors whose positive direction is the limits' negative one.
         gripper: motor of the gripper; None: there is none.
-        opening: m at 100% of the gripper.
     """
 
     arm: Wiring
@@ -79,7 +78,6 @@ class LeRobotWiring:
     changed: datetime.date | None
     reversed: tuple[str, ...]
     gripper: str | None
-    opening: float
 
     @property
     def motors(self) -> tuple[str, ...]:
@@ -130,13 +128,7 @@ def parse(data: Any, where: str = "wiring", folder: Path = Path()) -> LeRobotWir
         frames=found["frames"], topics={**dict.fromkeys(SILENT), "features": None},
         cameras={k: CameraTopic(c["name"], rate, latency_s=c["latency_s"]) for k, c in found["cameras"].items()},
         watchdogs=dict(dogs), plan_ahead_s=found["plan_ahead_s"], grace_s=found["grace_s"], safety=safety,
+        opening=gripper["opening_m"] if gripper else 0.0,
     )  # fmt: skip
     changed = None if found["changed"] is None else datetime.date.fromisoformat(found["changed"])
-    motor, opening = (gripper["motor"], gripper["opening_m"]) if gripper else (None, 0.0)
-    return LeRobotWiring(arm, found["robot"], changed, found["reversed"], motor, opening)
-
-
-def with_features(wiring: Wiring, rate_hz: float) -> Wiring:
-    """Return the wiring of an arm whose simulator tells of the objects too."""
-    topics = {**wiring.topics, "features": Topic("features", rate_hz)}
-    return Wiring(**{**wiring.__dict__, "topics": topics})
+    return LeRobotWiring(arm, found["robot"], changed, found["reversed"], gripper["motor"] if gripper else None)

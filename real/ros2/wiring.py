@@ -20,6 +20,7 @@ from robopolicy.real.safety import Profile, SafetyError, profile_names, read_pro
 from robopolicy.real.safety.decision import Patience
 from robopolicy.real.safety.profile import FOLDER as PROFILES
 
+GRIPPER = "gripper_states"  # role of the topic of a gripper's own messages
 FOLDER = Path(configs.__file__).parent / "robots"
 WATCHED = {
     "state": ("joint_states", "joint_commands"),
@@ -100,6 +101,7 @@ class Wiring:
         watchdogs: patience with `state`, `features`, `images` and `enable`.
         plan_ahead_s, grace_s: s before a control step at which a plan is asked for, and by which it may be late.
         safety: settings of the limits in this cell; a deployment may be tighter, never looser.
+        opening: m of the gripper at 100%, for policies that command percentages; 0: these are refused.
     """
 
     limits: str
@@ -115,6 +117,7 @@ class Wiring:
     plan_ahead_s: float
     grace_s: float
     safety: dict[str, Any]
+    opening: float = 0.0
 
     def profile(self, **settings: Any) -> Profile:
         """Read the limits of this robot under `settings`."""
