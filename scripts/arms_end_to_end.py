@@ -105,9 +105,9 @@ def compare(arm: str, which: str, checkpoint: Path, args: argparse.Namespace) ->
         found[side] = {s: done[s] for s in seeds}
     success = {side: [bool(e["success"]) for e in rows.values()] for side, rows in found.items()}
     driver = list(found["driver"].values())
-    note = "ROS 2, simulated time" if arm != "so101" else (
-        f"LeRobot's class, mock bus: {DROP:.0%} of replies and goals lost, {LAG:.0%} of replies {1000 * LAG_S:.0f} ms late"
-    )  # fmt: skip
+    note = "ROS 2, simulated time"
+    if arm == "so101":
+        note = f"LeRobot's class, mock bus: {DROP:.0%} of replies and goals lost, {LAG:.0%} {1000 * LAG_S:.0f} ms late"
     values = {f"{side}/success_rate": wilson(sum(v), len(v)) for side, v in success.items()}
     values |= {
         "difference": paired_difference(Pairs.of(success["in_process"], success["driver"])),

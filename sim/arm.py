@@ -110,7 +110,7 @@ def _finger(name: str, side: int) -> str:
 
 def arm_xml(arm: ArmModel = PANDA, *, tool: str = "") -> str:
     """Return the arm's body tree for `<worldbody>`. `tool`: MJCF inside the hand's body (a held peg, a stick)."""
-    body, low = arm.hand, arm.hand.box[2]
+    body, low = arm.hand_body, arm.hand_body.box[2]
     hand = f"""
     <body name="hand" pos="{_numbers(arm.mount.pos)}" quat="{_numbers(arm.mount.quat)}" gravcomp="1">
       <inertial mass="{body.mass}" pos="-0.01 0 {low}" diaginertia="{_numbers(body.inertia)}"/>

@@ -39,7 +39,7 @@ class Mount:
 
 
 @dataclass(frozen=True)
-class Hand:
+class HandBody:
     """Body of the hand, without its fingers."""
 
     mass: float = 0.73  # kg
@@ -48,7 +48,7 @@ class Hand:
 
 
 @dataclass(frozen=True)
-class Layout:
+class ArmLayout:
     """Where tasks put their things, and how fast they go there.
 
     Args:
@@ -103,8 +103,8 @@ class ArmModel:
     armature: float = 0.1
     damping: float = 1
     tilt: float = 1.0
-    hand: Hand = Hand()
-    layout: Layout = Layout()
+    hand_body: HandBody = HandBody()
+    layout: ArmLayout = ArmLayout()
 
     @property
     def dof(self) -> int:

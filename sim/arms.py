@@ -16,7 +16,7 @@ import numpy as np
 
 from robopolicy.core.errors import ConfigError, closest
 from robopolicy.sim.arm import PANDA
-from robopolicy.sim.arm_model import TCP, ArmModel, Hand, Inertial, Layout, Mount, Shape
+from robopolicy.sim.arm_model import TCP, ArmLayout, ArmModel, HandBody, Inertial, Mount, Shape
 
 _TURN = 2 * np.pi
 _CAPSULES: tuple[Shape, ...] = (
@@ -77,8 +77,8 @@ SO101 = ArmModel(
      ((0, 0, -0.005), (0.005, 0, -0.035), 0.025)),
     ((0.02, 0, 0.02), (0.02, 0, 0.075), 0.045),
     silent=2, armature=0.028, damping=0.1, tilt=0.05,
-    hand=Hand(0.012, (6.6e-6, 5.3e-6, 1.9e-6), (0.012, 0.055, 0.012)),
-    layout=Layout((0.0204, -0.2), -1, 0.5, 0.3, 0.4, ((-0.14, -0.3, 0.015), (0.18, -0.12, 0.22))),
+    hand_body=HandBody(0.012, (6.6e-6, 5.3e-6, 1.9e-6), (0.012, 0.055, 0.012)),
+    layout=ArmLayout((0.0204, -0.2), -1, 0.5, 0.3, 0.4, ((-0.14, -0.3, 0.015), (0.18, -0.12, 0.22))),
 )  # fmt: skip
 ARMS = {arm.name: arm for arm in (PANDA, UR5E, SO101)}
 

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable
 
 
-class EndedError(BaseException):
+class BusEndedError(BaseException):
     """The other thread is to end. No driver may catch it."""
 
 
@@ -36,7 +36,7 @@ class Lockstep:
         self._back.release()
         self._go.acquire()
         if self._ended:
-            raise EndedError
+            raise BusEndedError
 
     def start(self, work: Callable[[], None]) -> None:
         """Begin `work` in the other thread, at the next `advance`."""
@@ -46,7 +46,7 @@ class Lockstep:
             try:
                 if not self._ended:
                     work()
-            except EndedError:
+            except BusEndedError:
                 pass
             except BaseException as error:
                 self._error = error

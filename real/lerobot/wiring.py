@@ -15,7 +15,7 @@ from robopolicy.core.errors import closest
 from robopolicy.core.types import IMAGES
 from robopolicy.core.untrusted import checked, read_yaml, refusing
 from robopolicy.real.ros2.channels import STRICT, CameraTopic, WiringError
-from robopolicy.real.ros2.wiring import PatienceFile, Short, Wiring, limits_file
+from robopolicy.real.ros2.wiring import FrameNames, PatienceFile, Short, Wiring, limits_file
 from robopolicy.real.safety import SafetyError, read_profile
 
 FOLDER = Path(configs.__file__).parent / "lerobot"
@@ -27,17 +27,12 @@ class _Gripper(TypedDict):
     opening_m: Annotated[float, pydantic.Field(gt=0.0, le=1.0)]
 
 
-class _Frames(TypedDict):
-    base: str
-    tcp: str
-
-
 class _Camera(TypedDict):
     name: str
     latency_s: Annotated[float, pydantic.Field(ge=0.0, le=1.0)]
 
 
-class _Watchdogs(TypedDict):
+class _LeRobotDogs(TypedDict):
     state: PatienceFile
     images: PatienceFile
 
@@ -54,9 +49,9 @@ class LeRobotFile(TypedDict):
     joints: dict[str, str]
     reversed: tuple[str, ...]
     gripper: _Gripper | None
-    frames: _Frames
+    frames: FrameNames
     cameras: dict[Annotated[str, pydantic.Field(pattern=f"^{re.escape(IMAGES)}.")], _Camera]
-    watchdogs: _Watchdogs
+    watchdogs: _LeRobotDogs
     plan_ahead_s: Short
     grace_s: Short
 

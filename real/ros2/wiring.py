@@ -30,7 +30,7 @@ WATCHED = {
 }  # and images
 
 
-class _Frames(TypedDict):
+class FrameNames(TypedDict):
     base: str
     tcp: str
 
@@ -77,7 +77,7 @@ class WiringFile(TypedDict):
     lead_ticks: Annotated[int, pydantic.Field(ge=1, le=25)]
     joints: dict[str, str]
     gripper: dict[str, float]
-    frames: _Frames
+    frames: FrameNames
     topics: _Topics
     cameras: dict[Annotated[str, pydantic.Field(pattern=f"^{re.escape(IMAGES)}.")], CameraTopic]
     watchdogs: _Watchdogs

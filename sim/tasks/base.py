@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from robopolicy.core.errors import ConfigError
 from robopolicy.sim.arm import FINGER_STROKE, actuator_xml, arm_xml
-from robopolicy.sim.arm_model import ArmModel, Layout
+from robopolicy.sim.arm_model import ArmLayout, ArmModel
 from robopolicy.sim.arms import arm_model
 from robopolicy.sim.tasks.scene import Array, Bool, Range, Scene
 
@@ -129,7 +129,7 @@ class Task:
         views = """<light pos="0.3 -0.6 1.8" dir="0.1 0.35 -1" diffuse="0.6 0.6 0.6" castshadow="true"/>
     <camera name="front" pos="1.2 0 0.5" xyaxes="0 1 0 -0.467 0 0.884" fovy="38"/>
     <camera name="side" pos="0.48 -0.85 0.45" xyaxes="1 0 0 0 0.39 0.92" fovy="40"/>"""
-        if layout == Layout():
+        if layout == ArmLayout():
             return views
         turn, (x, y) = layout.turn * np.pi / 2, layout.centre
         x, y = x - 0.5 * np.cos(turn), y - 0.5 * np.sin(turn)
@@ -177,7 +177,7 @@ class Task:
         own = asdict(self)
         if self.arm == "panda":  # envs from before there was another arm keep their digests
             del own["arm"]
-        if (layout := self.model.layout) != Layout():
+        if (layout := self.model.layout) != ArmLayout():
             own["layout"] = asdict(layout)
         return {
             **own,
