@@ -80,8 +80,8 @@ class Simulation:
             self._bank.models if self._bank else self.model, num_envs=num_envs, substeps=task.substeps, threads=threads
         )
         self.controller = make_controller(
-            control, num_envs, dt=self.dt, joint_filter=joint_filter, arm=self.arm, workspace=task.workspace,
-            speed=task.speed,
+            control, num_envs, dt=self.dt, joint_filter=joint_filter, arm=self.arm, workspace=task.box,
+            speed=task.speed * task.model.layout.speed,
         )  # fmt: skip
         noise = {f"joint{i + 1}": (-task.joint_noise, task.joint_noise) for i in range(self.dof)}
         self._queue = EpisodeQueue(seed, {**noise, **task.ranges, **self.randomization.ranges})

@@ -12,7 +12,7 @@ import robopolicy
 from robopolicy.config.overrides import read_overrides
 from robopolicy.core.errors import UsageError, closest
 
-NO_GROUPS = {"robots"}  # folders whose files are not composed: real/ros2/wiring.py reads them
+NO_GROUPS = {"robots", "lerobot"}  # folders whose files are not composed: wiring.py of real/ros2 and real/lerobot
 
 
 def config_folder() -> Path:
