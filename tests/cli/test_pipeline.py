@@ -1,0 +1,118 @@
+"""A pipeline runs its stages once, resumes, and refuses a stage whose config or inputs changed."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from robopolicy.cli.main import main
+
+MORE = ("tracker=quiet", "seed=0", "threads=1", "rollouts=12", "look_episodes=12", "env_steps=200", "episodes=12",
+        "imitate.loop.steps=200", "imitate.validation_episodes=0", "imitate.loop.batch_size=32",
+        "online.loop.warmup_steps=64", "one_step.loop.steps=10", "one_step.teacher_episodes=4")  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("pipeline") / "data"
+    assert main(["demos", "task=reach", f"out={out}", "episodes=10", "expert_noise=0.3", "seed=0"]) == 0
+    return out
+
+
+@pytest.fixture(scope="module")
+def finished(data: Path) -> Path:
+    out = data.parent / "whole"
+    assert pipeline(data, out) == 0
+    return out
+
+
+def pipeline(data: Path, out: Path, *more: str) -> int:
+    return main(["pipeline", "task=reach", f"dataset={data}", f"out={out}", *MORE, *more])
+
+
+def test_every_stage_is_an_ordinary_run_and_the_page_tells_of_all(finished: Path) -> None:
+    for stage in ("imitate", "online", "one_step"):
+        assert (finished / stage / "checkpoints" / "latest").is_file()
+        assert (finished / "compare" / f"episodes-{stage}.csv").is_file()
+    records = json.loads((finished / "stages.json").read_text())
+    assert all(records[name]["done"] and records[name]["seconds"] > 0 for name in ("imitate", "collect", "online"))
+    assert records["collect"]["env_steps"] > 0 and records["online"]["env_steps"] >= 100
+    page = (finished / "report.html").read_text()
+    assert "of 12 episodes succeeded" in page and "algo=residual loop.total_steps=200" in page
+
+
+def test_what_is_done_is_not_redone(
+    data: Path, finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "moved"
+    shutil.copytree(finished, out, symlinks=True)
+    before = json.loads((out / "stages.json").read_text())
+    shutil.rmtree(out / "one_step")
+    capsys.readouterr()
+    assert pipeline(data, out) == 0
+    said = capsys.readouterr().out
+    assert said.count("already there") == 3 and said.count("trained: ") == 1 and "moved/one_step (" in said
+    after = json.loads((out / "stages.json").read_text())
+    assert after["online"]["overrides"] == before["online"]["overrides"]
+    assert after["online"]["env_steps"] == before["online"]["env_steps"]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["imitate.loop.batch_size=16"], "stage imitate: "),
+        (["rollouts=13"], "episodes: was 12, now 13"),
+        (["one_step.policy.sampling_steps=2"], "stage one_step: "),
+    ],
+)
+def test_a_stage_of_another_config_is_refused_by_name(
+    data: Path, finished: Path, words: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert pipeline(data, finished, *words) == 1
+    said = capsys.readouterr().err
+    assert message in said and "to run this stage again" in said
+
+
+def test_a_stage_whose_input_was_made_again_is_refused(
+    data: Path, finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    shutil.copytree(finished, out, symlinks=True)
+    for stage in ("imitate", "collect"):
+        shutil.rmtree(out / stage)
+    assert pipeline(data, out, "imitate.loop.steps=210") == 1
+    said = capsys.readouterr().err
+    assert "stage online: " in said and "- base: was" in said
+
+
+def test_a_base_begins_it_and_stages_are_left_out(
+    data: Path, finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [f"base={finished / 'imitate'}", f"out={tmp_path / 'out'}", "stages=[collect,compare]", *MORE[:7]]
+    assert main(["pipeline", *words]) == 0
+    assert sorted(p.name for p in (tmp_path / "out").iterdir() if p.is_dir()) == ["collect", "compare"]
+    assert (tmp_path / "out" / "compare" / "episodes-base.csv").is_file()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ([], "there is no policy to begin with"),
+        (["stages=[collect]"], "there is no policy to begin with"),
+        (["task=null"], "task"),
+        (["imitate.loop.stepz=3"], "stepz"),
+        (["stages=[collec]"], "stages"),
+    ],
+)
+def test_nonsense_is_refused_before_any_stage(
+    data: Path, tmp_path: Path, words: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = ["task=reach", f"dataset={data}"] if words else ["task=reach"]
+    if words == ["task=null"]:
+        given, words = [f"dataset={data}"], []
+    assert main(["pipeline", *given, f"out={tmp_path / 'out'}", *MORE, *words]) in (1, 2)
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "out" / "imitate").exists()
