@@ -64,7 +64,7 @@ class ALOE(ChunkLearner):
         """Take one critic step and, every `policy_delay`-th time, one policy step unless the update is critic-only."""
         self.updates += 1
         batch = batch.to(self.device)
-        metrics = self.update_critic(batch, self.sample(batch.next_obs[SEEN], 1)[:, 0])
+        metrics = self.update_critic(batch, self.following(batch.next_obs[SEEN]))
         if learned_steps is not None and self.updates % self.policy_delay == 0:
             cond, chunk = batch.obs[SEEN], self.executed(batch)
             advantage = self.advantage(cond, chunk)
@@ -83,6 +83,8 @@ class ALOE(ChunkLearner):
     @torch.no_grad()
     def advantage(self, cond: Tensor, chunk: Tensor) -> Tensor:
         """Estimate the advantage [B], lower bound − mean, of chunks [B H Da] over the policy's own at cond [B C]."""
+        if self.value is not None:
+            return self.lower(self.q(cond, chunk)) - self.v(cond)
         own = self.lower(self.q(cond, self.sample(cond, self.samples)))  # [B m]
         return self.lower(self.q(cond, chunk)) - own.mean(dim=1)
 

@@ -66,6 +66,7 @@ class ChunkLearner:
         actor_warmup: Natural = 200,
         grad_norm: Positive = 10.0,
         noise_samples: Count = 4,
+        expectile: Fraction | None = None,
         seed: int = 0,
     ) -> None:
         if not isinstance(policy, ChunkDenoiser) or not policy.finetuned_steps:
@@ -96,6 +97,11 @@ class ChunkLearner:
         limits = torch.tensor([action.low, action.high], device=self.device)
         self.low, self.high = policy.normalizer.normalize(ACTION, limits)
         self.generator = torch.Generator().manual_seed(seed)
+        self.expectile = expectile
+        self.value = None if expectile is None else critic(policy.cond_dim).to(self.device)
+        self.value_optim = (
+            None if self.value is None else torch.optim.Adam(self.value.parameters(), lr=critic_lr, fused=True)
+        )
         self.checks = ChunkChecks(policy)
         self.updates = 0
 
@@ -137,7 +143,24 @@ class ChunkLearner:
             return q.amin(dim=0)
         return q.mean(dim=0) - self.pessimism * q.std(dim=0, correction=0)
 
-    def update_critic(self, batch: ChunkBatch, following: Tensor) -> Metrics:
+    def v(self, cond: Tensor) -> Tensor:
+        """Compute V [B] of cond [B C]."""
+        cond = cond[:, : self.policy.cond_dim]
+        return self.value(cond, cond[:, :0]).mean(0)
+
+    def following(self, cond: Tensor) -> Tensor | None:
+        return None if self.value is not None else self.sample(cond, 1)[:, 0]
+
+    def update_value(self, batch: ChunkBatch) -> Metrics:
+        cond = batch.obs[SEEN][:, : self.policy.cond_dim]
+        with torch.no_grad():
+            q = self.lower(self.target(cond, self.executed(batch)[:, : self.played].flatten(1)))
+        gap = q - self.value(cond, cond[:, :0])
+        loss = (torch.where(gap > 0, self.expectile, 1 - self.expectile) * gap.square()).mean(1).sum()
+        norm = self._descend(loss, list(self.value.parameters()), self.value_optim, "critic")
+        return {"critic/value_loss": float(loss.detach())}
+
+    def update_critic(self, batch: ChunkBatch, following: Tensor | None) -> Metrics:
         """Take one TD step of all heads.
 
         Args:
@@ -149,14 +172,18 @@ class ChunkLearner:
         with torch.no_grad():
             heads = torch.randperm(self.critic.heads, generator=self.generator)[: self.subset].to(self.device)
             seen = batch.next_obs[SEEN][:, : self.policy.cond_dim]
-            q_next = self.target(seen, following[:, : self.played].flatten(1), heads)  # [M B]
-            y = batch.reward + batch.discount * self.lower(q_next)  # [B]
+            if self.value is None:
+                q_next = self.target(seen, following[:, : self.played].flatten(1), heads)  # [M B]
+                y = batch.reward + batch.discount * self.lower(q_next)  # [B]
+            else:
+                y = batch.reward + batch.discount * self.v(seen)
+        extra = self.update_value(batch) if self.value is not None else {}
         q = self.q(batch.obs[SEEN], self.executed(batch))  # [E B]
         loss = (q - y).square().mean(dim=1).sum()  # sum over heads: each head learns as if alone
         norm = self._descend(loss, self.critic_params, self.critic_optim, "critic")
         torch._foreach_lerp_(self.target_params, self.critic_params, self.tau)
         self.checks.see(batch, q.detach())
-        return {
+        return extra | {
             "critic/loss": float(loss.detach()) / q.shape[0], "critic/q": float(q.detach().mean()),
             "critic/grad_norm": float(norm), "critic/target": float(y.mean()),
             "critic/disagreement": float(q.detach().std(dim=0, correction=0).mean()),
