@@ -157,7 +157,7 @@ class ChunkLearner:
             q = self.lower(self.target(cond, self.executed(batch)[:, : self.played].flatten(1)))
         gap = q - self.value(cond, cond[:, :0])
         loss = (torch.where(gap > 0, self.expectile, 1 - self.expectile) * gap.square()).mean(1).sum()
-        norm = self._descend(loss, list(self.value.parameters()), self.value_optim, "critic")
+        self._descend(loss, list(self.value.parameters()), self.value_optim, "critic")
         return {"critic/value_loss": float(loss.detach())}
 
     def update_critic(self, batch: ChunkBatch, following: Tensor | None) -> Metrics:
