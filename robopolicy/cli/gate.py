@@ -52,7 +52,7 @@ def gate(
     given = config.get("base")
     if base is None and (base := there(given) if given else None) is None:
         raise ConfigError(f"base: {candidate} does not say which policy it refines. Give base=<run directory>.")
-    share = _unseen(run, config, dataset, held_out)
+    share = unseen_share(run, config, dataset, held_out)
     policies = load_policy(candidate), load_policy(base)
     needed = {key: feature for policy in policies for key, feature in policy.spec.observation.items()}
     episodes = load_episodes(dataset, needed=needed)
@@ -70,7 +70,7 @@ def text(result: GateResult) -> str:
     )
 
 
-def _unseen(run: Path | None, config: dict[str, Any], dataset: Path, share: float | None) -> float:
+def unseen_share(run: Path | None, config: dict[str, Any], dataset: Path, share: float | None) -> float:
     """Return the share of the episodes to judge on; those that the candidate learned from are refused."""
     loop = config.get("loop") or {}
     learned = {"dataset": config.get("dataset")}
