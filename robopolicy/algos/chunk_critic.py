@@ -146,7 +146,7 @@ class ChunkLearner:
 
     @torch.no_grad()
     def next_value(self, cond: Tensor, following: Tensor | None) -> Tensor:
-        """Return the value [B] of cond [B C] for targets: V, or Q of the `following` chunks [B H Da], by default own."""
+        """Return the value [B] of cond [B C] for targets: V, or Q of `following` [B H Da]; None: of own samples."""
         seen = cond[:, : self.policy.cond_dim]
         if self.value is not None:
             return self.value(seen)

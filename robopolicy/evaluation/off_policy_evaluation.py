@@ -1,7 +1,7 @@
 """Decide from recorded episodes alone whether a policy is better than its base: bootstrapped fitted Q evaluation.
 
 Q of each policy is learned by TD from the recorded chunks, and read at the episodes' first frames. Each head learns
-from its own resample of the episodes, so the heads' spread is that of the data (Hao et al. 2021, bootstrapping fitted
+from its own resample of the episodes, so the heads' spread is that of the data (Hao et al. 2021, arXiv 2102.03607
 Q-evaluation). Both policies share resamples, batches and initial weights, so the common part of the error cancels.
 The errors of Q at chunks that no episode shows are not in the interval.
 """
