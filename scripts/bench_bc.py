@@ -133,7 +133,7 @@ class LeRobot:
         )  # fmt: skip
 
     def load_with(self, workers: int) -> None:
-        """Begin loading anew, and train until the queues are as they will be."""
+        """Begin loading again, and train until the queues are as they will be."""
         bounds = [self.dataset.meta.episodes[f"dataset_{end}_index"] for end in ("from", "to")]
         more: Any = {"prefetch_factor": 4, "persistent_workers": True} if workers else {}
         more["sampler"] = EpisodeAwareSampler(*bounds, drop_n_last_frames=self.drop, shuffle=True)

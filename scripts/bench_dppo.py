@@ -4,7 +4,7 @@
 
 dppo_update_speed     one whole update (all epochs over N·T·K' samples) of the same policy from the same rollout, with
                       the same networks, optimisers, number and size of minibatches. `Published` is the update as the
-                      paper and the reference describe it, written plainly: old log-probs are computed anew for all
+                      paper and the reference describe it, written plainly: old log-probs are computed again for all
                       samples; every minibatch gathers observations, encodes them for each of its samples,
                       embeds every sample's time, and learns the value of every sample. Ours is `DPPO.update`.
                       The sides alternate; `ratio` is the median over rounds of Published's seconds over ours. A side

@@ -60,7 +60,7 @@ def play(args: argparse.Namespace, setting: str, safety: dict[str, float]) -> di
             chunking=chunking, lockstep="lockstep" in more,
         )  # fmt: skip
         deployment = prepare(config)
-        for attempt in range(3):  # a process that was lost is started anew
+        for attempt in range(3):  # a process that was lost is started again
             left = tuple(s for s in seeds if s not in done)
             if not left:
                 break

@@ -128,7 +128,7 @@ def trial(zygote: subprocess.Popen[str], kind: str, number: int) -> dict[str, ob
                 operator.points.clear()
                 operator.last = operator.told = -1
                 activate(operator, patience=20.0)
-            except SafetyError as error:  # before anything moved: of a hundred forks one may find nobody
+            except SafetyError as error:  # before anything moved: of a hundred forks one may find no publisher
                 raise NotBegunError(str(error)) from error
             time.sleep(0.3 + 0.013 * (number % 50))
 

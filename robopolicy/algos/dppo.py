@@ -133,22 +133,8 @@ class ChainObjective:
         return loss, stats
 
 
-class DPPO(ChainObjective, PolicyGradient):
-    """Fine-tunes the last K' denoising steps of `policy` and learns V(observation).
-
-    Args:
-        **options: see DPPOConfig.
-
-    Raises:
-        ConfigError: nothing to fine-tune, a deterministic chain, noise that does not fit it, or entropy of noise that
-            is not learned.
-    """
-
-    options: ClassVar[type] = DPPOConfig
-
-    def __init__(self, policy: DenoisingPolicy, **options: Any) -> None:
-        super().__init__(policy, config := DPPOConfig(**options))
-        self.learner = Learner.with_critic(self.parameters, policy.cond_dim, config)
+class ChainPPO(ChainObjective, PolicyGradient):
+    """Samples, scores and updates the last K' denoising steps of `policy`; subclasses make the learner."""
 
     @property
     def noise_shape(self) -> tuple[int, ...]:
@@ -183,3 +169,21 @@ class DPPO(ChainObjective, PolicyGradient):
         if progress >= self.config.progressive:
             return 0
         return self.steps - 1 - int(self.steps * progress / self.config.progressive)
+
+
+class DPPO(ChainPPO):
+    """Fine-tunes the last K' denoising steps of `policy` and learns V(observation).
+
+    Args:
+        **options: see DPPOConfig.
+
+    Raises:
+        ConfigError: nothing to fine-tune, a deterministic chain, noise that does not fit it, or entropy of noise that
+            is not learned.
+    """
+
+    options: ClassVar[type] = DPPOConfig
+
+    def __init__(self, policy: DenoisingPolicy, **options: Any) -> None:
+        super().__init__(policy, config := DPPOConfig(**options))
+        self.learner = Learner.with_critic(self.parameters, policy.cond_dim, config)

@@ -8,13 +8,13 @@ DPPO's.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from robopolicy.algos.advantage_estimator import AdvantageEstimator, Advantages
-from robopolicy.algos.dppo import DPPO, ChainObjective, DenoisingConfig
+from robopolicy.algos.dppo import ChainPPO, DenoisingConfig
 from robopolicy.algos.ppo_core import Learner
 from robopolicy.algos.returns import chunk_weight, executed_steps, group_advantage
 from robopolicy.buffers.collector import Rollout
@@ -25,10 +25,10 @@ from robopolicy.policies.base import DenoisingPolicy
 from robopolicy.utils import ranks
 
 
-class GRPO(DPPO):
-    """DPPO with advantages (return − group mean) / group deviation; groups of equal returns teach nothing.
+class GRPO(ChainPPO):
+    """PPO through the chain with advantages (return − group mean) / group deviation.
 
-    Returns are not discounted.
+    Groups of equal returns teach nothing. Returns are not discounted.
 
     Args:
         group_size: envs that begin in the same state; the env is a GroupedEnv of this size underneath.
@@ -38,11 +38,11 @@ class GRPO(DPPO):
         ConfigError: groups of one.
     """
 
-    options = DenoisingConfig
+    options: ClassVar[type] = DenoisingConfig
 
     def __init__(self, policy: DenoisingPolicy, *, group_size: Count, epochs: Count = 4, **options: Any) -> None:
         groups, config = Groups(group_size), DenoisingConfig(epochs=epochs, **options)
-        ChainObjective.__init__(self, policy, config)
+        super().__init__(policy, config)
         self.learner = Learner(self.parameters, config, groups)
 
 

@@ -56,6 +56,12 @@ VERBS = {
             _EVALUATED,
         ),
         Verb(
+            "gate",
+            "is a policy better than its base? From recorded episodes alone",
+            "robopolicy.cli.gate:gate",
+            _RESTARTS,
+        ),
+        Verb(
             "robustness",
             "success under latency, other friction and mass, noise",
             "robopolicy.cli.robustness:robustness",

@@ -35,7 +35,7 @@ class Plan:
 
     Args:
         name: of the target in messages; for a node its registered one.
-        known: keywords of the target, once it is planned.
+        known: keywords of the target, once it is planned. where: dotted key of the node.
     """
 
     target: Target
@@ -43,11 +43,36 @@ class Plan:
     name: str = ""
     partial: bool = False
     known: Signature = Signature({}, True, frozenset())  # noqa: RUF009  immutable
+    where: str = ""
 
     def make(self, runtime: Mapping[str, Any] | None = None) -> Any:
         assert not isinstance(self.target, Described)
         arguments = {k: v.make() if isinstance(v, Plan) else v for k, v in self.arguments.items()} | dict(runtime or {})
-        return functools.partial(self.target, **arguments) if self.partial else self.target(**arguments)
+        if not self.partial:
+            return self.target(**arguments)
+        factory = Factory(self.target, **arguments)
+        factory.where, factory.known = self.where, self.known
+        return factory
+
+
+class Factory(functools.partial[Any]):
+    """A node with `_partial_: true`: the program calls it with the other keywords.
+
+    Raises:
+        ConfigError: when called, a required keyword that neither the config nor the program gives.
+    """
+
+    where: str
+    known: Signature
+
+    def __call__(self, /, *given: Any, **runtime: Any) -> Any:
+        missing = self.known.required.difference(self.keywords, runtime) if not given else ()
+        if missing:
+            raise ConfigError("; ".join(
+                f"{join(self.where, key)}: needs a value ({describe(self.known.known[key].annotation)}), required by "
+                f"{self.func.__module__}.{self.func.__qualname__}" for key in sorted(missing)
+            ))  # fmt: skip
+        return super().__call__(*given, **runtime)
 
 
 def plan_call(
@@ -68,6 +93,7 @@ def plan_call(
     whole, found = Plan(target, {}, name), list[str]()
     todo: list[tuple[Plan, Mapping[str, Any], str, Iterable[str] | None]] = [(whole, arguments, where, supplied)]
     for plan, given, here, others in todo:  # nodes and groups in the arguments are appended
+        plan.where = here
         taker = name if plan is whole and name else f"{plan.target.__module__}.{plan.target.__qualname__}"
         try:
             called = plan.target

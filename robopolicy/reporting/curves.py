@@ -17,11 +17,16 @@ _COLOURS = ("c1", "c2", "c3", "c4", "c5", "c0")
 def learning_curves(runs: Sequence[Run], base: tuple[float, str] | None = None) -> list[str]:
     """Success against env steps and against time, one SVG each. `base`: rate and name of a dashed reference."""
     marks = [base] if base is not None else []
-    charts = []
+    charts, warmups = [], {run.warmup_steps for run in runs}
+    warmup = warmups.pop() if len(warmups) == 1 else 0
     for x, label in (("step", "steps"), ("seconds", "minutes of training")):
         series = [s for run, colour in zip(runs, cycle(_COLOURS), strict=False) if (s := _success(run, x, colour))]
         if any(len(s.x) > 1 for s in series):
-            charts.append(line_chart(series, title=f"Success by {label}", x_label=label, share=True, marks=marks))
+            at = float(warmup) if x == "step" else _minutes(runs, warmup)
+            charts.append(line_chart(
+                series, title=f"Success by {label}", x_label=label, share=True, marks=marks, width=430, height=250,
+                begin=(at, "warm-up") if warmup else None,
+            ))  # fmt: skip
     return charts
 
 
@@ -50,6 +55,12 @@ def _success(run: Run, x: str, colour: str) -> Series | None:
     band = key.startswith("eval") and all(map(is_finite, low + high))
     rate = [float(m[key]) for m in points]
     return Series(run.name, at, rate, low if band else [], high if band else [], colour)
+
+
+def _minutes(runs: Sequence[Run], step: int) -> float:
+    """Return the longest training time of `runs` until `step`; 0 where it was not logged."""
+    timed = [curve for run in runs if len((curve := run.curve("train/seconds"))[0]) > 1]
+    return max((_interpolate([0.0, *xs], [0.0, *ts], step) / 60 for xs, ts in timed), default=0.0)
 
 
 def _seconds(run: Run, steps: Sequence[float], points: Sequence[dict]) -> list[float]:

@@ -16,11 +16,11 @@ from robopolicy.evaluation.episode_table import EpisodeTable
 from robopolicy.reporting import plots
 from robopolicy.reporting.curves import learning_curves, success_intervals, training_charts
 from robopolicy.reporting.imagination import imagination
+from robopolicy.reporting.imitation import imitations
 from robopolicy.reporting.run_reader import Evaluation, Run, Video, read_run
 from robopolicy.reporting.templates import render
 from robopolicy.utils.atomic import write_atomically
 
-WIDTH = 1020  # pixels of the page's text column
 _MOST_CELLS = 2000  # of the grid of outcomes
 
 
@@ -60,8 +60,8 @@ def write_report(
         several=len([run for run in runs if run.evaluations]),
         evaluations=evaluations, comparison=comparison, **(_paired(pair, comparison) if comparison else {}),
         split=f"{split} " if split in ("test", "validation", "train") else "",
-        rates=plots.interval_chart(rates, width=WIDTH), curves=learning_curves(runs, base),
-        charts=training_charts(runs), imagined=imagination(runs),
+        rates=plots.intervals_of_page(rates), curves=learning_curves(runs, base),
+        charts=training_charts(runs), imitations=imitations(runs), imagined=imagination(runs),
         evaluated=any("eval/success_rate" in m for run in runs for m in run.metrics),
         tiles=tiles, left_out=left_out, columns=columns, rows=rows, max_rows=max_rows,
         recorded=[(r, f) for r in runs if (f := _facts(r)) or r.provenance.get("command") or r.config or r.spec],
@@ -82,8 +82,8 @@ def _paired(pair: Sequence[Evaluation], c: Comparison) -> dict[str, Any]:
              if (a[seed], b[seed]) == kind]  # fmt: skip
     d = c.difference
     row = plots.Whisker(f"{c.b} − {c.a}", d.value, d.low, d.high, f"{100 * d.value:+.1f} points")
-    chart = plots.interval_chart(
-        [row], low=min(-0.1, d.low - 0.05), high=max(0.1, d.high + 0.05), marks=[(0.0, "no difference")], width=WIDTH
+    chart = plots.intervals_of_page(
+        [row], low=min(-0.1, d.low - 0.05), high=max(0.1, d.high + 0.05), marks=[(0.0, "no difference")]
     )
     return {"outcomes": list(outcomes.values()), "grid": plots.outcome_grid(cells[:_MOST_CELLS]), "difference": chart,
             "p_text": format_p(c.p_value)}  # fmt: skip

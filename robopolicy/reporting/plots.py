@@ -17,6 +17,7 @@ from robopolicy.evaluation.statistics import Interval
 from robopolicy.reporting.templates import asset, render
 
 Point = tuple[float, float]
+PAGE_WIDTH = 1020  # pixels of a page's text column
 
 
 @dataclass(frozen=True)
@@ -83,10 +84,16 @@ def ticks(low: float, high: float, count: int = 5) -> list[float]:
 
 def line_chart(
     series: Sequence[Series], *, title: str = "", x_label: str = "", share: bool = False,
-    marks: Sequence[tuple[float, str]] = (), width: int = 520, height: int = 280, legend: bool | None = None,
-    standalone: bool = False,
+    marks: Sequence[tuple[float, str]] = (), begin: tuple[float, str] | None = None, width: int = 520,
+    height: int = 280, legend: bool | None = None, standalone: bool = False,
 ) -> str:  # fmt: skip
-    """Draw curves over one x axis. `share`: y runs from 0 to 100%. `marks`: dashed horizontals with a name."""
+    """Draw curves over one x axis.
+
+    Args:
+        share: y runs from 0 to 100%.
+        marks: dashed horizontals with a name.
+        begin: end of a shaded part at the left, and its name.
+    """
     points = [p for s in series for p in s.points]
     if not points:
         return ""
@@ -102,6 +109,7 @@ def line_chart(
         x_label=x_label,
         marks=marks,
         share=share,
+        begin=begin if begin is not None and x0 < begin[0] <= x1 else None,
         x_range=(x0, x1 if x1 > x0 else x0 + 1),
         series=series,
         y_range=(0.0, 1.0) if share else _range([y for _, y in points] + edges),
@@ -112,14 +120,26 @@ def line_chart(
 
 def interval_chart(
     rows: Sequence[Whisker], *, title: str = "", low: float = 0.0, high: float = 1.0,
-    marks: Sequence[tuple[float, str]] = (), width: int = 720, standalone: bool = False,
+    marks: Sequence[tuple[float, str]] = (), width: int = 720, stacked: bool = False, standalone: bool = False,
 ) -> str:  # fmt: skip
-    """Draw one row a rate: dot and confidence interval from `low` to `high`. `marks`: dashed verticals with a name."""
+    """Draw one row a rate: dot and confidence interval from `low` to `high`.
+
+    Args:
+        marks: dashed verticals with a name.
+        stacked: names and notes stand above their row, for narrow screens.
+    """
     if not rows:
         return ""
     return _svg(
-        "interval_chart", "intervals", standalone, rows=rows, title=title, low=low, high=high, marks=marks, width=width
-    )
+        "interval_chart", "intervals", standalone, rows=rows, title=title, low=low, high=high, marks=marks,
+        width=width, stacked=stacked,
+    )  # fmt: skip
+
+
+def intervals_of_page(rows: Sequence[Whisker], **options: Any) -> str:
+    """Return an interval chart twice, for wide and for narrow screens; the page's style sheet shows one of them."""
+    wide = interval_chart(rows, width=PAGE_WIDTH, **options)
+    return render("two_widths.html", wide=wide, narrow=interval_chart(rows, width=340, stacked=True, **options))
 
 
 def outcome_grid(cells: Sequence[tuple[str, str]]) -> str:

@@ -92,6 +92,23 @@ class Run:
             return there(base) if isinstance(base, str) else None
         return None
 
+    @property
+    def demonstrations(self) -> Path | None:
+        """Directory of the dataset that this run learned from, where it still lies there."""
+        with contextlib.suppress(RobopolicyError):
+            dataset = (read_config(self.path) or {}).get("dataset")
+            return there(dataset) if isinstance(dataset, str) else None
+        return None
+
+    @property
+    def warmup_steps(self) -> int:
+        """Env steps before the first update; 0 where the loop has no warm-up."""
+        with contextlib.suppress(RobopolicyError):
+            loop = (read_config(self.path) or {}).get("loop")
+            steps = loop.get("warmup_steps") if isinstance(loop, dict) else 0
+            return steps if is_finite(steps) and isinstance(steps, int) else 0
+        return 0
+
     def curve(self, key: str, x: str = "step") -> tuple[list[float], list[float]]:
         """Finite values of `key` against `x`, in the order logged."""
         pairs = [(m[x], m[key]) for m in self.metrics if is_finite(m.get(key)) and is_finite(m.get(x))]

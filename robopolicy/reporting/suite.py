@@ -17,7 +17,6 @@ from robopolicy.core.rng import Split, episode_seeds
 from robopolicy.evaluation.episode_table import EpisodeTable
 from robopolicy.evaluation.statistics import Interval, wilson
 from robopolicy.reporting import plots
-from robopolicy.reporting.html_report import WIDTH
 from robopolicy.reporting.templates import render
 from robopolicy.utils.atomic import write_atomically
 from robopolicy.utils.provenance import command, hardware, version
@@ -129,7 +128,7 @@ class SuiteResult:
         policies = sorted({str(r["policy"]) for r in facts["tasks"] if "policy" in r})
         return render(
             "suite.html", title=self.suite.name, meta=[", ".join(policies[:3]) + (" …" if len(policies) > 3 else "")],
-            rule=_RULES[self.suite.criterion], chart=plots.interval_chart(rates, width=WIDTH), **facts,
+            rule=_RULES[self.suite.criterion], chart=plots.intervals_of_page(rates), **facts,
         )  # fmt: skip
 
 

@@ -11,7 +11,6 @@ import numpy as np
 
 from robopolicy.evaluation.statistics import Interval
 from robopolicy.reporting import plots
-from robopolicy.reporting.html_report import WIDTH
 from robopolicy.reporting.run_reader import Run
 from robopolicy.reporting.settings import SweepRun, grouped, read_members
 from robopolicy.reporting.sweep_figures import SweepFigures, sentence, summarize
@@ -59,7 +58,7 @@ def curves(groups: dict[str, list[SweepRun]], colours: dict[str, str]) -> list[t
                   if (s := pooled_curve(name, [m.run for m in runs if m.task == task], colours[name]))]  # fmt: skip
         for part in batched(series, len(_COLOURS)):
             title = f"Success by steps{f', {task}' * bool(task)}"
-            chart = plots.line_chart(part, title=title, x_label="steps", share=True, width=WIDTH, legend=False)
+            chart = plots.line_chart(part, title=title, x_label="steps", share=True, legend=False)
             charts.append(([(s.colour, s.name) for s in part], chart))
     return charts
 
@@ -87,7 +86,7 @@ def _sorted(x: Sequence[float], y: Sequence[float]) -> tuple[list[float], list[f
 def _rates(figures: SweepFigures, task: str, colours: dict[str, str]) -> str:
     rows = [_whisker(s.name, s.rates[task], f"{len(s.seeds[task])} seeds", colours[s.name])
             for s in figures.settings if task in s.rates]  # fmt: skip
-    return plots.interval_chart(rows, width=WIDTH)
+    return plots.intervals_of_page(rows)
 
 
 def _aggregates(figures: SweepFigures, colours: dict[str, str]) -> list[tuple[str, str]]:
@@ -96,7 +95,7 @@ def _aggregates(figures: SweepFigures, colours: dict[str, str]) -> list[tuple[st
         return []
     kinds = {"Mean": lambda s: s.total, "Interquartile mean": lambda s: s.iqm}
     return [
-        (name, plots.interval_chart([_whisker(s.name, of(s), "", colours[s.name]) for s in figures.whole], width=WIDTH))
+        (name, plots.intervals_of_page([_whisker(s.name, of(s), "", colours[s.name]) for s in figures.whole]))
         for name, of in kinds.items()
     ]
 
@@ -106,7 +105,7 @@ def _differences(figures: SweepFigures) -> str:
             for c in figures.comparisons]  # fmt: skip
     low, high = (f(v for row in rows for v in (row.low, row.high)) if rows else 0.0 for f in (min, max))
     marks = [(0.0, "no difference")]
-    return plots.interval_chart(rows, low=min(-0.1, low - 0.05), high=max(0.1, high + 0.05), marks=marks, width=WIDTH)
+    return plots.intervals_of_page(rows, low=min(-0.1, low - 0.05), high=max(0.1, high + 0.05), marks=marks)
 
 
 def _whisker(name: str, rate: Interval, note: str, colour: str) -> plots.Whisker:

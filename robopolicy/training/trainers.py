@@ -52,6 +52,23 @@ def train_imitation(config: TrainConfig, checkpointer: Checkpointer) -> Metrics:
     )
 
 
+def train_offline_rl(config: TrainConfig, checkpointer: Checkpointer) -> Metrics:
+    """Train a policy on recorded rollouts by the loop `offline_rl`. A task, where one is given, is only evaluated on.
+
+    The loop receives: algo, demos (None without a dataset), evaluate, seed, device, tracker, checkpointer.
+    """
+    resumed = checkpointer.latest_path()
+    env = build_env(config) if config.has_env else None
+    base = load_base(config, env, resumed)
+    demos = load_demonstrations(config, base)
+    policy = build_policy_for(config, env=env, base=base, demonstrations=demos, resumed=resumed)
+    algo = build_algorithm(config, policy, demonstrations=demos)
+    validation = build_evaluation(config)
+    return run_loop(
+        config, checkpointer, policy=policy, validation=validation, evaluate=validation, algo=algo, demos=demos
+    )
+
+
 def train_off_policy(config: TrainConfig, checkpointer: Checkpointer) -> Metrics:
     """Train a policy on a replay of its own transitions, with demonstrations beside where a dataset is given.
 

@@ -153,11 +153,18 @@ def test_all_mistakes_are_listed_at_once() -> None:
         check(thing(lr="abc", horizonn=3), "thing", "policy")
 
 
-def test_missing_arguments_count_only_when_nobody_supplies_them() -> None:
+def test_missing_arguments_count_only_when_the_program_does_not_supply_them() -> None:
     check(thing(), "thing", "policy")
     check(thing(), "thing", "policy", supplied=["spec"])
     with pytest.raises(ConfigError, match=r"policy\.spec: needs a value \(str\), required by .*Thing"):
         check(thing(), "thing", "policy", supplied=[])
+
+
+def test_a_factory_that_lacks_a_keyword_names_its_key() -> None:
+    made = b.build(thing(network={"_target_": "net", "_partial_": True}), "thing", "policy", spec="s")
+    with pytest.raises(ConfigError, match=r"policy\.network\.size: needs a value \(int.*required by .*Net"):
+        made.network()
+    assert made.network(size=3).size == made.network(4).size - 1 == 3
 
 
 def test_key_that_the_program_sets_is_refused_in_the_config() -> None:

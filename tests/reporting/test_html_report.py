@@ -5,14 +5,17 @@ import re
 from html.parser import HTMLParser
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from robopolicy.core.errors import DataError
+from robopolicy.datasets.lerobot_writer import DatasetWriter
 from robopolicy.evaluation.mp4 import Mp4Writer
 from robopolicy.evaluation.video import INDEX
 from robopolicy.reporting.html_report import films, write_report
 from robopolicy.reporting.run_reader import Video, read_run
 from robopolicy.utils.provenance import write_provenance
+from tests.datasets.conftest import ACTION, OBSERVATION, episode
 from tests.evaluation.points import make_rows
 
 
@@ -54,15 +57,13 @@ def complete_run(folder: Path, *, films: int = 3) -> Path:
     make_rows([True] * 9 + [False], policy="rl-best", split=1).save(folder / "episodes-validation.parquet")
     (folder / "config.yaml").write_text("task: pick\nnote: </pre><script>alert(1)</script>\n")
     (folder / "spec.json").write_text('{"version": 1}')
-    lines = [{"step": s, "wall_s": s / 10, "train/loss": 1 / (s + 1), "eval/success_rate": min(1.0, s / 900)}
-             for s in range(0, 1000, 100)]  # fmt: skip
+    lines = [{"step": s, "wall_s": s / 10, "train/seconds": s / 11, "train/loss": 1 / (s + 1),
+              "eval/success_rate": min(1.0, s / 900)} for s in range(0, 1000, 100)]  # fmt: skip
     (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines) + '{"step": 10')
     write_provenance(folder, ["robopolicy", "train", "task=pick"])
     index = []
     for i in range(films):
         with Mp4Writer(folder / "videos" / f"{i:02d}.mp4", fps=10) as writer:
-            import numpy as np
-
             writer.add(np.random.default_rng(i).integers(0, 255, (64, 64, 3), dtype=np.uint8))
         index.append({"file": f"{i:02d}.mp4", "kind": "single", "label": "refined", "seed": i,
                       "outcome": "success" if i == 0 else "failure"})  # fmt: skip
@@ -85,6 +86,33 @@ def test_a_complete_page(tmp_path):
     assert len(table["rows"]) == 210 and table["columns"][:2] == ["evaluation", "seed"]
     assert isinstance(table["rows"][0][1], str)  # a 64-bit seed does not fit a JavaScript number
     assert "metrics.jsonl: 1 unreadable line left out" in page.text
+
+
+def test_a_refinement_shows_its_base_its_demonstrations_and_its_warm_up(tmp_path):
+    data = tmp_path / "demonstrations"
+    with DatasetWriter(data, observation=OBSERVATION, action=ACTION, dt=0.1, tasks=("pull", "unused", "push")) as to:
+        to.add_episode(**episode(0, 7))
+    with Mp4Writer(data / "videos" / "observation.images.front" / "chunk-000" / "file-000.mp4", fps=10) as film:
+        film.add(np.zeros((64, 64, 3), dtype=np.uint8))
+    base, run = complete_run(tmp_path / "bc", films=0), complete_run(tmp_path / "refined", films=0)
+    page = Page(write_report(run, tmp_path / "r.html"))
+    assert "Imitation" not in page.text and "warm-up" not in page.text, "nothing says what it was made from"
+    config = f"task: {{name: pick}}\nbase: {base}\ndataset: {data}\nloop: {{warmup_steps: 300}}\n"
+    (run / "config.yaml").write_text(config)
+    page = Page(write_report(run, tmp_path / "r.html"))
+    for text in ("Imitation", "demonstrations", "frames on average", "loss", "warm-up"):
+        assert text in page.text, text
+    assert page.html.count('class="begin"') == 2, "over steps and over minutes"
+    assert len([r for r in page.requests if r.startswith("data:video")]) == 1, "the demonstrations' film"
+    (data / "meta" / "info.json").write_text("[")
+    assert "frames on average" not in Page(write_report(run, tmp_path / "r.html")).text
+
+
+def test_intervals_are_drawn_for_wide_and_for_narrow_screens(tmp_path):
+    page = Page(write_report(complete_run(tmp_path / "run", films=0), tmp_path / "r.html"))
+    drawn = [a.get("class") for t, a in page.tags if t == "div" and a.get("class") in ("broad", "narrow")]
+    assert drawn == ["broad", "narrow"] * 2, "the difference, and every evaluation"
+    assert "@media(max-width:700px)" in page.html
 
 
 def test_names_cannot_inject_code(tmp_path):

@@ -38,8 +38,8 @@ def test_a_stage_is_done_once_and_again_where_its_run_is_gone(tmp_path: Path) ->
 
 def test_a_stage_that_failed_is_to_do_and_keeps_its_time(tmp_path: Path) -> None:
     records = StageRecords(tmp_path)
+    (tmp_path / "a").mkdir()
     with pytest.raises(RuntimeError), records.running("a", {}):
-        (tmp_path / "a").mkdir()
         raise RuntimeError
     again = StageRecords(tmp_path)
     assert not again["a"].done and again["a"].seconds == records["a"].seconds > 0
