@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -84,9 +85,11 @@ class Flow:
         if trained or not record.note:
             settings = {"candidate": self.out / "offline", "base": self.policy, "dataset": data, "level": level,
                         "seed": self.common["seed"], "threads": self.common["threads"]}  # fmt: skip
+            began = time.monotonic()
             result: GateResult = call(find_verb("gate"), compose(find_verb("gate"), settings=settings))
             record.accepted = result.accepted
             record.note = text(result) if result.accepted else f"{text(result)}; the policy before it stays"
+            record.seconds += time.monotonic() - began
             self.records.save()
         self._made("offline", note=record.note)
         return trained
