@@ -499,7 +499,7 @@ EXPERIMENTS = {
             for base in SUITE
             if base.task in ("push", "pick", "stack", "pusht")
         ),
-        kept="inference/",
+        kept=("inference/", "refined/"),
     ),
     "pick_pixels_residual": Experiment(
         (
