@@ -142,7 +142,11 @@ class Flow:
 
     def _add(self, name: str, **values: Any) -> None:
         record = self.records[name]
-        numbers = {"env_steps": record.env_steps, "seconds": record.seconds, "accepted": record.accepted}
+        numbers: dict[str, Any] = {
+            "env_steps": record.env_steps,
+            "seconds": record.seconds,
+            "accepted": record.accepted,
+        }
         self.results[name] = StageResult(name, **numbers, **values)
 
 

@@ -27,7 +27,7 @@ class PolicyExpert:
     behaviour and its surroundings. Half of the variance changes every step, half every `block` steps. The noise is
     keyed by (episode seed, step), as the policy's own.
 
-    A policy that refines another runs with it, as in evaluation. `intended` [N Da] is the newest action before noise.
+    A policy that refines another runs with it, as in evaluation.
 
     Raises:
         SpecError: the policy does not fit the env.
@@ -47,7 +47,6 @@ class PolicyExpert:
         self.length = max(policy.spec.n_obs_steps for policy in chain)
         self.keys = [key for key in env.spec.observation if any(key in policy.spec.observation for policy in chain)]
         self.frames: Obs = {}
-        self.intended = torch.zeros(n, action.dim)
         self.clock = torch.zeros(n, dtype=torch.int64)
         self.seed = torch.zeros(n, dtype=torch.int64)
         self.begins = torch.ones(n, dtype=torch.bool)
@@ -73,10 +72,10 @@ class PolicyExpert:
         self.begins = torch.zeros_like(self.begins)
         frames = dict(self.frames)
         for executor in self.executors:
-            frames[BASE_ACTION] = self.intended = executor.next_action(frames, self.seed)
-        noise = self._noise(self.intended.shape[1])
+            frames[BASE_ACTION] = action = executor.next_action(frames, self.seed)
+        noise = self._noise(action.shape[1])
         self.clock += 1
-        return self.intended + noise
+        return action + noise
 
     def _noise(self, dim: int) -> Tensor:
         level = self.expert_noise * keyed_uniform(self.seed, self.seed * 0, (1,), stream=_STREAM)

@@ -4,14 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import torch
-from torch import Tensor
-
 from robopolicy.core.errors import ConfigError
-from robopolicy.core.types import Obs, Step, VecEnv
+from robopolicy.core.types import VecEnv
 from robopolicy.datasets.demonstrations import record_demos
 from robopolicy.datasets.metadata import RecordingMeta, recorded
-from robopolicy.envs.wrappers import Wrapper
 from robopolicy.evaluation.policy_expert import PolicyExpert
 from robopolicy.policies.base import Policy
 from robopolicy.policies.find import policy_digest
@@ -20,36 +16,15 @@ from robopolicy.runs.logger import Tracker
 from robopolicy.training.train_config import TrainConfig
 from robopolicy.utils import ranks
 
-
-class IntendedActions(Wrapper):
-    """Steps by the expert's actions, and shows as executed its actions before noise, clamped to the limits.
-
-    So noise leads to more states, and the recorded actions say how to come back (DART, Laskey et al. 2017).
-    """
-
-    def __init__(self, env: VecEnv, expert: PolicyExpert) -> None:
-        super().__init__(env)
-        self.expert = expert
-        self.low, self.high = torch.tensor([env.spec.action.low, env.spec.action.high], device=env.device)
-
-    def reset(self, seeds: Tensor | None = None) -> Obs:
-        return self.env.reset(seeds)
-
-    def step(self, action: Tensor) -> Step:
-        intended = self.expert.intended.clamp(self.low, self.high)
-        return self.env.step(action)._replace(executed=intended)
-
-
 FOLDER = "teacher_episodes"  # in the run directory
-_EPISODES, _NOISE = 500, 0.3  # where `teacher_episodes` and `teacher_noise` are not given
+_EPISODES = 500  # where `teacher_episodes` is not given
 
 
 def with_teacher_episodes(config: TrainConfig, teacher: Policy | None, env: VecEnv | None) -> TrainConfig:
     """Return the config with a dataset: the given one, or the teacher's own episodes, recorded once in the run.
 
-    The teacher acts with noise, `teacher_noise`, and its actions before noise are recorded. Of a refined teacher only
-    successes are kept, as these actions are learned. Of others all episodes are kept, as they are asked for their
-    actions again.
+    Of a refined teacher only successes are kept, as its recorded actions are learned. Of others all episodes are kept,
+    as they are asked for their actions again.
 
     Raises:
         ConfigError: a refined teacher with a dataset, or no dataset and no task to record in.
@@ -67,12 +42,10 @@ def with_teacher_episodes(config: TrainConfig, teacher: Policy | None, env: VecE
     if env is None:
         raise config.missing("dataset", "Give dataset=<path>, or task=<name> to record the teacher's own episodes.")
     out, episodes = config.run_dir / FOLDER, config.teacher_episodes or _EPISODES
-    noise = _NOISE if config.teacher_noise is None else config.teacher_noise
-    facts = {"teacher": policy_digest(find_policy(config.teacher)), "asked": episodes, "expert_noise": noise}
+    facts = {"teacher": policy_digest(find_policy(config.teacher)), "asked": episodes}
     if not ranks.rank() and not _is_there(config, env, facts):
-        expert = PolicyExpert(env, config.teacher, expert_noise=noise)
         record_demos(
-            env=IntendedActions(env, expert), expert=expert, episodes=episodes, out=out, cameras=config.cameras,
+            env=env, expert=PolicyExpert(env, config.teacher), episodes=episodes, out=out, cameras=config.cameras,
             only_success=teacher.base is not None, run_seed=config.seed, provenance=facts, overwrite=True,
             tracker=Tracker(),
         )  # fmt: skip

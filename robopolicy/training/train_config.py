@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from robopolicy.config.instantiate import value_of
-from robopolicy.config.schema import TARGET, Count, Device, Fraction, Natural, Node, Positive
+from robopolicy.config.schema import TARGET, Count, Device, Natural, Node, Positive
 from robopolicy.core.errors import ConfigError
 
 _ANCHOR = 0.01  # weight of the KL to the base in imagination, where `algo.anchor` is not given
@@ -28,8 +28,7 @@ class TrainConfig:
         dataset: demonstrations (LeRobotDataset v3). incomplete: accept a dataset whose recording was interrupted.
         base: directory of the frozen policy underneath, or "zero_action": learning from scratch.
         teacher: directory of a policy to distil. teacher_sampling: changes of its sampler, see `finetuned`.
-        teacher_episodes: of the teacher, which a distillation without a dataset records; None: 500. teacher_noise: as
-            `expert_noise` of `demos`, in these episodes; their recorded actions are without it. None: 0.3.
+        teacher_episodes: of the teacher, which a distillation without a dataset records; None: 500.
         n_obs_steps, horizon, n_action_steps: To, H, Ta of a policy without a base.
         cameras: names of the cameras to read; None: all.
         num_envs: N, envs that experience is collected in.
@@ -55,7 +54,6 @@ class TrainConfig:
     teacher: Path | None = None
     teacher_sampling: dict[str, Any] | None = None
     teacher_episodes: Count | None = None
-    teacher_noise: Fraction | None = None
     n_obs_steps: Count = 1
     horizon: Count = 8
     n_action_steps: Count = 4

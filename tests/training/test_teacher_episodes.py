@@ -7,14 +7,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from robopolicy import sim
 from robopolicy.cli.main import main
-from robopolicy.core.rng import episode_seeds
 from robopolicy.datasets.lerobot_reader import load_episodes
 from robopolicy.datasets.metadata import num_episodes
-from robopolicy.evaluation.policy_expert import PolicyExpert
 from robopolicy.runs.checkpointer import load_policy
-from robopolicy.training.teacher_episodes import FOLDER, IntendedActions
+from robopolicy.training.teacher_episodes import FOLDER
 
 QUIET = ("task=reach", "tracker=quiet", "seed=0", "threads=1", "validation_episodes=0", "loop.batch_size=32")
 
@@ -73,19 +70,3 @@ def test_a_dataset_of_others_does_not_teach_a_refined_policy(
     words = [f"teacher={teachers / 'bc'}", f"run_dir={tmp_path / 'other'}", *QUIET[1:]]
     assert main(["train", "algo=distill", *words]) == 1
     assert "dataset: is needed by offline. Give dataset=<path>, or task=<name>" in capsys.readouterr().err
-
-
-def test_noise_moves_the_teacher_and_is_not_recorded(teachers: Path, tmp_path: Path) -> None:
-    env = sim.make("reach", 4)
-    expert = PolicyExpert(env, teachers / "residual", expert_noise=0.5)
-    wrapped = IntendedActions(env, expert)
-    obs = wrapped.reset(episode_seeds("train", 3, 4))
-    expert.reset(None, episode_seed=env.episode_seed)
-    action = expert.act(obs)
-    step = wrapped.step(action)
-    clean = PolicyExpert(env, teachers / "residual")
-    clean.reset(None, episode_seed=episode_seeds("train", 3, 4))
-    wanted = clean.act(obs)
-    low, high = (torch.tensor(side) for side in (env.spec.action.low, env.spec.action.high))
-    torch.testing.assert_close(step.executed, wanted.clamp(low, high))
-    assert not torch.allclose(action, wanted), "the env was stepped by the noisy action"
