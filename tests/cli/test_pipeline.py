@@ -5,14 +5,23 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from robopolicy.cli import pipeline_stages
 from robopolicy.cli.main import main
+from robopolicy.cli.run_verb import call
+from robopolicy.config.verb import Verb
+from robopolicy.evaluation.off_policy_evaluation import GateResult
+from robopolicy.runs.run_dir import read_config
 
-MORE = ("tracker=quiet", "seed=0", "threads=1", "rollouts=12", "look_episodes=12", "env_steps=200", "episodes=12",
-        "imitate.loop.steps=200", "imitate.validation_episodes=0", "imitate.loop.batch_size=32",
-        "online.loop.warmup_steps=64", "one_step.loop.steps=10", "one_step.teacher_episodes=4")  # fmt: skip
+MORE = (
+    "tracker=quiet", "seed=0", "threads=1", "rollouts=12", "look_episodes=12", "env_steps=200", "episodes=12",
+    "imitate.loop.steps=200", "imitate.validation_episodes=0", "imitate.loop.batch_size=32",
+    "stages=[imitate,collect,online,one_step,compare]", "online.loop.warmup_steps=64", "one_step.loop.steps=10",
+    "one_step.teacher_episodes=4",
+)  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -95,6 +104,29 @@ def test_a_base_begins_it_and_stages_are_left_out(
     assert main(["pipeline", *words]) == 0
     assert sorted(p.name for p in (tmp_path / "out").iterdir() if p.is_dir()) == ["collect", "compare"]
     assert (tmp_path / "out" / "compare" / "episodes-base.csv").is_file()
+
+
+@pytest.mark.parametrize("accepted", [True, False])
+def test_the_gate_decides_what_later_stages_build_on(
+    finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, accepted: bool
+) -> None:
+    def gated(verb: Verb, config: dict[str, Any]) -> Any:
+        return GateResult(accepted, 0.1, 0.0, 0.2, 0.9, 25) if verb.name == "gate" else call(verb, config)
+
+    monkeypatch.setattr(pipeline_stages, "call", gated)
+    words = [f"base={finished / 'imitate'}", f"out={tmp_path}", "stages=[collect,offline,one_step]", *MORE[:3],
+             "rollouts=12", "offline.loop.steps=4", "offline.loop.critic_only_updates=2", "offline.loop.batch_size=8",
+             "one_step.loop.steps=2", "one_step.teacher_episodes=2"]  # fmt: skip
+    assert main(["pipeline", *words]) == 0
+    kept = tmp_path / "offline" if accepted else finished / "imitate"
+    assert (read_config(tmp_path / "one_step") or {})["teacher"] == str(kept)
+    page = (tmp_path / "report.html").read_text()
+    assert ("the policy before it stays" in page) == (not accepted)
+
+
+def test_offline_needs_episodes(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["pipeline", "task=reach", f"dataset={data}", f"out={tmp_path / 'o'}", "stages=[imitate,offline]"]) == 1
+    assert "Add collect, or remove offline" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
