@@ -68,6 +68,7 @@ def gate(
     """Accept `candidate` where fitted Q evaluation finds it better than `base` with confidence `level`.
 
     Args:
+        candidate, base: on the CPU.
         episodes: recorded ones that neither policy learned from, with failures and successes.
         heads: resamples of the episodes. updates: TD steps of each policy's critic.
 
@@ -184,6 +185,7 @@ def check_policies(candidate: Policy, base: Policy, episodes: Episodes) -> Reade
     played = [policy.spec.n_action_steps for policy in (candidate, base)]
     if played[0] != played[1]:
         raise SpecError(f"candidate: executes {played[0]} steps of each chunk, the base {played[1]}; expected the same")
+    return base
 
 
 def check_episodes(episodes: Episodes) -> None:
