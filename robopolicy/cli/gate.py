@@ -41,7 +41,7 @@ def gate(
         held_out: share of the dataset's episodes that is read; None: as the candidate's training left out, or all
             where it did not learn from this dataset.
         level: confidence of each bound; the candidate is accepted where the lower bound of its gain is above 0.
-        updates: TD steps of each policy's critic. seed: of resamples and batches.
+        updates: TD steps of each policy's critic. seed: of resamples and batches. threads: of torch; None: its choice.
 
     Raises:
         ConfigError: the base is not known, or the candidate learned from the episodes. SpecError, DataError: see
