@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -22,7 +23,7 @@ from robopolicy.core.rng import episode_seeds
 from robopolicy.datasets.episodes import held_out, take
 from robopolicy.datasets.lerobot_reader import load_episodes
 from robopolicy.datasets.metadata import recorded
-from robopolicy.evaluation.off_policy_evaluation import gate
+from robopolicy.evaluation.off_policy_evaluation import HEADS, UPDATES, check_policies, decided, fitted_values
 from robopolicy.evaluation.rollout import evaluate
 from robopolicy.evaluation.statistics import wilson
 from robopolicy.reporting.result_rows import Evidence, measured, write
@@ -83,10 +84,13 @@ def judge(out: Path, base: Base, seed: int, level: float) -> list[Judged]:
     reference = load_policy(start / "bc")
     rollouts = load_episodes(here / "rollouts", needed=dict(reference.spec.observation))
     unseen = take(rollouts, held_out(rollouts, HELD_OUT))
+    reader = check_policies(reference, reference, unseen)
+    fit = partial(fitted_values, base=reader, episodes=unseen, seed=seed, heads=HEADS, updates=UPDATES)
+    value = fit(reference)  # of the base: `gate` fits it for every candidate again
     before = evaluate(reference, env, seeds, policy_id="base").success_rate().value
     for path in paths:
         policy = load_policy(path)
-        result = gate(policy, reference, unseen, level=level, seed=seed)
+        result = decided(fit(policy), value, level=level, episodes=unseen.num_episodes)
         true = evaluate(policy, env, seeds, policy_id=path.name).success_rate().value - before
         name = f"{base.name}-{seed}/{path.parents[1].name}/{path.name}"
         found.append(Judged(name, result.accepted, result.gain, result.low, true))

@@ -127,17 +127,22 @@ class OutputTopic(Topic):
 
 @dataclass(frozen=True, config=STRICT)
 class GripperTopic(Topic):
-    """Openings [m] for the gripper, again and again at the topic's rate.
+    """Openings [m] for the gripper.
 
     Args:
+        type: `opening` (std_msgs/Float64, again and again at the topic's rate), or `gripper_command` (goals of
+            control_msgs/GripperCommand, one at a time).
         low, high: m, the openings that it can reach.
         speed: m/s at which the commanded opening changes at most; None: at once, the gripper limits itself.
         squeeze: m by which the commanded opening may differ from the measured one at most. A gripper that is a
             position servo then presses with its stiffness times this. None: the gripper limits its force itself.
         after_fault: `keep` (the last commanded opening, so that a grasp is kept) or `open`.
         node: of the driver that subscribes; "": any.
+        factor: of `gripper_command`: position in a goal for each m of opening.
+        max_effort: of `gripper_command`: N with which the gripper closes.
     """
 
+    type: Literal["opening", "gripper_command"] = "opening"
     durability: Literal["volatile", "transient_local"] = "transient_local"
     low: Annotated[float, pydantic.Field(ge=0.0)] = dataclasses.field(kw_only=True)
     high: Annotated[float, pydantic.Field(le=1.0)] = dataclasses.field(kw_only=True)
@@ -145,3 +150,21 @@ class GripperTopic(Topic):
     squeeze: Annotated[float, pydantic.Field(gt=0.0, le=1.0)] | None = dataclasses.field(kw_only=True)
     after_fault: Literal["keep", "open"] = "keep"
     node: str = ""
+    factor: Annotated[float, pydantic.Field(gt=0.0, le=100.0)] = 1.0
+    max_effort: Annotated[float, pydantic.Field(gt=0.0, le=500.0)] | None = None
+
+    def problems(self) -> Iterator[str]:
+        """Name keys that contradict one another, one sentence each."""
+        if not self.low < self.high:
+            yield f"low: expected less than high, found {self.low} and {self.high}"
+        if self.type == "opening":
+            if self.factor != 1.0 or self.max_effort is not None:
+                yield "factor and max_effort are for type gripper_command; openings have neither"
+            return
+        if self.max_effort is None:
+            yield "max_effort: expected the N with which the gripper closes, as a goal of GripperCommand tells it"
+        if self.speed is not None or self.squeeze is not None:
+            yield (
+                "speed and squeeze must be null: a goal goes to its end at the gripper's own speed, and max_effort "
+                "bounds its force"
+            )

@@ -9,6 +9,7 @@ from rclpy.lifecycle import LifecycleNode
 from std_msgs.msg import Bool, Float64
 
 from robopolicy.real.ros2.gripper import Gripper
+from robopolicy.real.ros2.gripper_goals import GripperGoals
 from robopolicy.real.ros2.outputs import OnFailure, OnMismatch, Output, make_publisher, output_of
 from robopolicy.real.ros2.qos import bystanders, mismatches, missing
 from robopolicy.real.ros2.wiring import Topic, Wiring
@@ -31,10 +32,14 @@ class Commands:
         self.output = Output()
         self.gripper: Gripper | None = None
         self._grip: Any = None
+        self._goals: GripperGoals | None = None
         if dry_run:
             return
         self.output = output_of(node, wiring, on_mismatch=on_mismatch, on_failure=on_failure)
-        if (topic := wiring.grip) is not None:
+        if (topic := wiring.grip) is not None and topic.type == "gripper_command":
+            self._goals = GripperGoals(node, topic, on_failure)
+            self.gripper = Gripper(topic, self._goals.publish)
+        elif topic is not None:
             self._grip = make_publisher(node, Float64, topic, on_mismatch)
             self.gripper = Gripper(topic, lambda opening: self._grip.publish(Float64(data=opening)))
 
@@ -52,7 +57,9 @@ class Commands:
     def problems(self) -> list[str]:
         """List why commands would not arrive, one sentence each."""
         found = self.output.problems()
-        if self.gripper is not None:
+        if self._goals is not None:
+            found += self._goals.problems()
+        elif self.gripper is not None:
             topic = self.gripper.topic
             if topic.node:
                 found += missing(self.node, "gripper", topic, other=topic.node)
@@ -62,14 +69,17 @@ class Commands:
 
     def bystanders(self) -> list[str]:
         """List nodes that subscribe to commands and cannot receive them, one sentence each."""
-        grip = [] if self.gripper is None else bystanders(self.node, "gripper", self.gripper.topic, publishes=True)
-        return self.output.bystanders() + grip
+        if self.gripper is None or self._goals is not None:
+            return self.output.bystanders()
+        return self.output.bystanders() + bystanders(self.node, "gripper", self.gripper.topic, publishes=True)
 
     def close(self) -> None:
         self.output.close()
+        if self._goals is not None:
+            self._goals.close()
         if self._grip is not None:
             self.node.destroy_publisher(self._grip)
-            self._grip = self.gripper = None
+        self._grip = self._goals = self.gripper = None
 
 
 class InterventionPublisher:

@@ -165,7 +165,8 @@ class ActionOutput(Output):
     def __init__(self, node: LifecycleNode, wiring: Wiring, on_failure: OnFailure, *, client: Any = None) -> None:
         if client is None:
             from rclpy.action import ActionClient as client
-        self.wiring, self.on_failure, self.type = wiring, on_failure, action_type()
+        self.wiring, self.on_failure = wiring, on_failure
+        self.type = action_type("FollowJointTrajectory", "topics.trajectory")
         self.every, self._trajectory = wiring.output.every(wiring.tick_s), DriverTrajectory(wiring)
         self._client: Any = client(node, self.type, wiring.output.name)
         self._number, self._due = 0, 0  # of goals; tick of the next one
@@ -215,21 +216,20 @@ class ActionOutput(Output):
         self.on_failure(f"driver: goal {number} on {self.wiring.output.name!r} {how}")
 
 
-def action_type() -> Any:
-    """Import control_msgs/action/FollowJointTrajectory, which comes with a ROS 2 installation and with no wheel.
+def action_type(name: str, key: str) -> Any:
+    """Import an action of control_msgs, which is in no wheel.
 
     Raises:
-        WiringError: it cannot be imported; says what to source.
+        WiringError: it cannot be imported; says what to source. `key`: of the wiring that asks for it.
     """
     try:
-        from control_msgs.action import FollowJointTrajectory
+        from control_msgs import action
     except ImportError as error:
         raise WiringError(
-            f"topics.trajectory: type action needs control_msgs ({error}), which is in no wheel: install it with "
-            "`sudo apt install ros-$ROS_DISTRO-control-msgs`, `source /opt/ros/$ROS_DISTRO/setup.bash` and start the "
-            "node again. Or use type trajectory, which needs nothing."
+            f"{key}: this type needs control_msgs ({error}). `sudo apt install ros-$ROS_DISTRO-control-msgs`, `source "
+            "/opt/ros/$ROS_DISTRO/setup.bash` and start the node again; or use type trajectory, or opening"
         ) from error
-    return FollowJointTrajectory
+    return getattr(action, name)
 
 
 def output_of(node: LifecycleNode, wiring: Wiring, *, on_mismatch: OnMismatch, on_failure: OnFailure) -> Output:

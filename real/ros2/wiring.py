@@ -207,8 +207,8 @@ def _problems(wiring: Wiring, joints: list[str]) -> Iterator[str]:
     topics = [camera.name for camera in wiring.cameras.values()]
     if len(set(topics)) < len(topics):
         yield f"cameras: two of them have one topic: {topics}"
-    if (grip := wiring.grip) is not None and not grip.low < grip.high:
-        yield f"topics.gripper: low: expected less than high, found {grip.low} and {grip.high}"
+    for why in wiring.grip.problems() if wiring.grip is not None else ():
+        yield f"topics.gripper: {why}"
     echoed = wiring.topics["joint_commands"] is not None
     for why in wiring.output.problems(tick_s=wiring.tick_s, lead_ticks=wiring.lead_ticks, echoed=echoed):
         yield f"topics.trajectory: {why}"

@@ -7,6 +7,7 @@ from typing import Any
 
 from robopolicy.config.schema import Count, Fraction
 from robopolicy.core.errors import ConfigError
+from robopolicy.core.types import BASE_ACTION
 from robopolicy.datasets.episodes import held_out as held_out_of
 from robopolicy.datasets.episodes import take
 from robopolicy.datasets.lerobot_reader import load_episodes
@@ -40,7 +41,7 @@ def gate(
         held_out: share of the dataset's episodes that is read; None: as the candidate's training left out, or all
             where it did not learn from this dataset.
         level: confidence of each bound; the candidate is accepted where the lower bound of its gain is above 0.
-        updates: TD steps of each policy's critic. seed: of resamples and batches.
+        updates: TD steps of each policy's critic. seed: of resamples and batches. threads: of torch; None: its choice.
 
     Raises:
         ConfigError: the base is not known, or the candidate learned from the episodes. SpecError, DataError: see
@@ -54,7 +55,7 @@ def gate(
         raise ConfigError(f"base: {candidate} does not say which policy it refines. Give base=<run directory>.")
     share = unseen_share(run, config, dataset, held_out)
     policies = load_policy(candidate), load_policy(base)
-    needed = {key: feature for policy in policies for key, feature in policy.spec.observation.items()}
+    needed = {k: f for policy in policies for k, f in policy.spec.observation.items() if k != BASE_ACTION}
     episodes = load_episodes(dataset, needed=needed)
     result = decide(*policies, take(episodes, held_out_of(episodes, share)), level=level, seed=seed, updates=updates)
     print(text(result))

@@ -1,9 +1,9 @@
 """Decide from recorded episodes alone whether a policy is better than its base: bootstrapped fitted Q evaluation.
 
 Q of each policy is learned by TD from the recorded chunks, and read at the episodes' first frames. Each head learns
-from its own resample of the episodes, so the heads' spread is that of the data (Hao et al. 2021, arXiv 2102.03607
-Q-evaluation). Both policies share resamples, batches and initial weights, so the common part of the error cancels.
-The errors of Q at chunks that no episode shows are not in the interval.
+from its own resample of the episodes, so the heads' spread is that of the data (Hao et al. 2021, arXiv 2102.03607).
+Both policies share resamples, batches and initial weights, so the common part of the error cancels. The errors of Q at
+chunks that no episode shows are not in the interval.
 """
 
 from __future__ import annotations
@@ -29,11 +29,14 @@ from robopolicy.policies.base import SEEN, DenoisingPolicy, LikelihoodPolicy, Po
 from robopolicy.policies.normalizer import ACTION
 
 FEWEST = 20  # episodes that a decision needs
+HEADS, UPDATES = 20, 1_500  # resamples of the episodes; TD steps of each policy's critic
 _WIDTH, _DEPTH, _BATCH = 64, 2, 256  # of the critics; transitions of an update
 _SAMPLES = 4  # chunks of a policy at each frame
 _LR, _TAU = 1e-3, 0.02
 _AT_ONCE = 8  # batches that are sampled together
 _CHUNK, _WEIGHT = "chunk", "weight"  # keys of a frame beside its encoded observation
+
+Reader = DenoisingPolicy | LikelihoodPolicy  # policies whose encoded observations critics can read
 
 
 @dataclass(frozen=True)
@@ -59,12 +62,13 @@ def gate(
     *,
     level: float = 0.9,
     seed: int = 0,
-    heads: int = 20,
-    updates: int = 1_500,
+    heads: int = HEADS,
+    updates: int = UPDATES,
 ) -> GateResult:
     """Accept `candidate` where fitted Q evaluation finds it better than `base` with confidence `level`.
 
     Args:
+        candidate, base: on the CPU.
         episodes: recorded ones that neither policy learned from, with failures and successes.
         heads: resamples of the episodes. updates: TD steps of each policy's critic.
 
@@ -75,16 +79,21 @@ def gate(
     """
     if not 0.5 <= level < 1.0:
         raise ConfigError(f"level={level}: expected a confidence from 0.5 to below 1, e.g. 0.9")
-    check_policies(candidate, base, episodes)
+    reader = check_policies(candidate, base, episodes)
     check_episodes(episodes)
-    values = [fitted_values(policy, base, episodes, seed=seed, heads=heads, updates=updates)
+    values = [fitted_values(policy, reader, episodes, seed=seed, heads=heads, updates=updates)
               for policy in (candidate, base)]  # fmt: skip
-    gains = values[0] - values[1]  # [E]
+    return decided(values[0], values[1], level=level, episodes=episodes.num_episodes)
+
+
+def decided(candidate: Tensor, base: Tensor, *, level: float, episodes: int) -> GateResult:
+    """Return the decision from the values [E] of both policies under the same resamples: mean and normal bounds."""
+    gains = candidate - base
     gain, margin = float(gains.mean()), NormalDist().inv_cdf(level) * float(gains.std())
-    return GateResult(gain > margin, gain, gain - margin, gain + margin, level, episodes.num_episodes)
+    return GateResult(gain > margin, gain, gain - margin, gain + margin, level, episodes)
 
 
-def fitted_values(policy: Policy, base: Policy, episodes: Episodes, *, seed: int, heads: int, updates: int) -> Tensor:
+def fitted_values(policy: Policy, base: Reader, episodes: Episodes, *, seed: int, heads: int, updates: int) -> Tensor:
     """Estimate the value [E] of `policy` from the episodes' first frames, one for each resample of the episodes.
 
     Args:
@@ -105,7 +114,7 @@ def fitted_values(policy: Policy, base: Policy, episodes: Episodes, *, seed: int
     replay = replay_of_episodes(like, episodes, obs=frames)
     target = copy.deepcopy(critic).requires_grad_(False)
     adam = torch.optim.Adam(critic.parameters(), lr=_LR, fused=True)
-    params, averaged = list(critic.parameters()), list(target.parameters())
+    params, averaged = list[Tensor](critic.parameters()), list[Tensor](target.parameters())
     for _ in range(-(-updates // _AT_ONCE)):
         for batch in split_batches([replay.sample(_AT_ONCE * _BATCH, generator)], _AT_ONCE):
             loss = temporal_difference(critic, target, batch, base, generator)
@@ -120,7 +129,7 @@ def fitted_values(policy: Policy, base: Policy, episodes: Episodes, *, seed: int
 
 
 def temporal_difference(
-    critic: CriticEnsemble, target: CriticEnsemble, batch: ChunkBatch, base: Policy, generator: torch.Generator
+    critic: CriticEnsemble, target: CriticEnsemble, batch: ChunkBatch, base: Reader, generator: torch.Generator
 ) -> Tensor:
     """Compute the weighted squared TD error [], summed over heads: each head learns from its own resample."""
     following, played = batch.next_obs[_CHUNK], base.spec.n_action_steps
@@ -134,14 +143,14 @@ def temporal_difference(
 
 
 @torch.no_grad()
-def encoded(base: Policy, episodes: Episodes) -> Tensor:
+def encoded(base: Reader, episodes: Episodes) -> Tensor:
     """Encode every frame by the base: [F C], the numbers that critics read."""
     parts = [base.encode(obs)[:, : base.cond_dim].cpu() for obs in histories(base, episodes)]
     return torch.cat(parts)
 
 
 @torch.no_grad()
-def chunks(policy: Policy, base: Policy, episodes: Episodes) -> Tensor:
+def chunks(policy: Policy, base: Reader, episodes: Episodes) -> Tensor:
     """Draw chunks [F _SAMPLES Ta Da] of `policy` at every frame, in the base's normalised units, within the limits."""
     low, high = base.normalizer.normalize(ACTION, torch.tensor([base.spec.action.low, base.spec.action.high]))
     parts = list[Tensor]()
@@ -158,8 +167,8 @@ def histories(policy: Policy, episodes: Episodes) -> Iterator[Obs]:
             yield episodes.history(frames, policy.spec.n_obs_steps)
 
 
-def check_policies(candidate: Policy, base: Policy, episodes: Episodes) -> None:
-    """Raise SpecError unless both policies stand alone, read these episodes and execute chunks of one length."""
+def check_policies(candidate: Policy, base: Policy, episodes: Episodes) -> Reader:
+    """Return the base, or raise SpecError: both stand alone, read these episodes and execute chunks of one length."""
     for name, policy in (("candidate", candidate), ("base", base)):
         if policy.base is not None:
             raise SpecError(
@@ -176,6 +185,7 @@ def check_policies(candidate: Policy, base: Policy, episodes: Episodes) -> None:
     played = [policy.spec.n_action_steps for policy in (candidate, base)]
     if played[0] != played[1]:
         raise SpecError(f"candidate: executes {played[0]} steps of each chunk, the base {played[1]}; expected the same")
+    return base
 
 
 def check_episodes(episodes: Episodes) -> None:

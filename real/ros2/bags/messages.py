@@ -16,6 +16,7 @@ from std_msgs.msg import Bool, Float64
 
 from robopolicy.core.errors import ConfigError
 from robopolicy.real.ros2 import messages
+from robopolicy.real.ros2.channels import GripperTopic
 from robopolicy.real.ros2.images import image
 from robopolicy.real.ros2.wiring import CameraTopic, Topic, Wiring
 
@@ -85,7 +86,7 @@ def _commands(episode: BagEpisode, w: Wiring) -> Iterator[Message]:
 
 def _grip(episode: BagEpisode, w: Wiring) -> Iterator[Message]:
     topic = w.topics["gripper"]
-    if episode.grip is not None and topic is not None:
+    if episode.grip is not None and isinstance(topic, GripperTopic) and topic.type == "opening":
         for row in np.flatnonzero(np.diff(episode.grip, prepend=np.inf)):  # a command comes after its state
             at = round(row * episode.dt_ns) + w.dt_ns
             yield topic.name, at, Float64(data=float(episode.grip[row]))

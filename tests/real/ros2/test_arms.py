@@ -39,23 +39,22 @@ pytestmark = pytest.mark.timeout(240)
 class Turn(Policy):
     """Turns the first joint by 0.3 rad from where the arm stood at its first picture of the state."""
 
-    def __init__(self, names: tuple[str, ...]) -> None:
+    def __init__(self, names: tuple[str, ...], *, gripper: bool = True) -> None:
         super().__init__()
         n = len(names)
         action = ActionSpec(
             names=names, units=("rad",) * n, low=(-7.0,) * n, high=(7.0,) * n, frame="joint", tcp="tcp",
             rotation="joint", reference="absolute", gripper=None, gripper_meaning="",
         )  # fmt: skip
-        self.spec = PolicySpec(
-            {STATE: Feature((n + 1,), names=(*names, "gripper.pos"))}, action, 0.05, 1, 8, 4, ("go",)
-        )
+        state = Feature((n + gripper,), names=(*names, "gripper.pos")[: n + gripper])
+        self.spec = PolicySpec({STATE: state}, action, 0.05, 1, 8, 4, ("go",))
         self.goal, self.openings = None, []
 
     def act(self, obs, *, noise=None, deterministic=False):
         seen = obs[STATE][:, -1]
         self.openings.append(float(seen[0, -1]))
         if self.goal is None:
-            self.goal = seen[:, :-1].clone()
+            self.goal = seen[:, : self.spec.action.dim].clone()
             self.goal[:, 0] += 0.3
         return self.goal[:, None].expand(1, self.spec.horizon, -1).clone()
 
