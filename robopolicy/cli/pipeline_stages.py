@@ -17,9 +17,12 @@ from robopolicy.config.hydra_configs import group_files
 from robopolicy.core.trees import flatten
 from robopolicy.core.types import Metrics
 from robopolicy.datasets.metadata import RecordingMeta, recorded
+from robopolicy.evaluation.compare import compare
 from robopolicy.evaluation.off_policy_evaluation import GateResult
 from robopolicy.evaluation.policy_ref import PolicyRef, env_of
+from robopolicy.evaluation.saved import evaluated_rows
 from robopolicy.reporting.pipeline_page import StageResult
+from robopolicy.runs.checkpointer import load_policy
 from robopolicy.runs.run_dir import open_run
 from robopolicy.runs.stages import StageRecords
 from robopolicy.training.refinement_rules import choose
@@ -104,8 +107,23 @@ class Flow:
         trained = self._train("online", *record.overrides, base=self.policy, dataset=self.dataset)
         if trained:
             record.env_steps = int(trained["steps"])
-        self._made("online", note=" ".join(record.overrides))
+        if trained or not record.note:
+            record.accepted = not self._is_worse(self.out / "online", look_episodes)
+            record.note = " ".join(record.overrides)
+            record.note += "" if record.accepted else "; worse on validation episodes: the policy before it stays"
+            self.records.save()
+        self._made("online", note=record.note)
         return trained
+
+    def _is_worse(self, path: Path, episodes: int) -> bool:
+        """Return whether a policy is worse than the accepted one on paired validation episodes, with 95% confidence."""
+        env, found = None, []
+        for policy, called in ((self.policy, "sampled"), (path, "online")):
+            ref = PolicyRef.of(policy, "latest", self.out / "look")
+            env = env or env_of(self.task, ref, min(NUM_ENVS, episodes))
+            loaded = load_policy(policy, device=self.common["device"], env=env.spec)
+            found.append(evaluated_rows(loaded, env, ref, called, episodes, "validation", deterministic=False))
+        return compare(*found).difference.high < 0
 
     def one_step(self) -> Metrics | None:
         trained = self._train("one_step", "algo=distill", teacher=self.policy)

@@ -15,6 +15,7 @@ from robopolicy.cli.run_verb import call
 from robopolicy.config.verb import Verb
 from robopolicy.evaluation.off_policy_evaluation import GateResult
 from robopolicy.runs.run_dir import read_config
+from tests.evaluation.points import make_rows
 
 MORE = (
     "tracker=quiet", "seed=0", "threads=1", "rollouts=12", "look_episodes=12", "env_steps=200", "episodes=12",
@@ -122,6 +123,20 @@ def test_the_gate_decides_what_later_stages_build_on(
     assert (read_config(tmp_path / "one_step") or {})["teacher"] == str(kept)
     page = (tmp_path / "report.html").read_text()
     assert ("the policy before it stays" in page) == (not accepted)
+
+
+@pytest.mark.parametrize(
+    ("after", "worse"), [([True] * 10, False), ([True] * 9 + [False], False), ([False] * 10, True)]
+)
+def test_a_refined_policy_that_is_shown_to_be_worse_is_not_built_on(
+    finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, after: list[bool], worse: bool
+) -> None:
+    rows = {"sampled": make_rows([True] * 10), "online": make_rows(after)}
+    monkeypatch.setattr(pipeline_stages, "evaluated_rows", lambda policy, env, ref, called, *_, **__: rows[called])
+    task = (read_config(finished / "imitate") or {})["task"]
+    flow = pipeline_stages.Flow(tmp_path, task, None, {}, common={"device": "cpu"})
+    flow.policies["base"], flow.accepted = finished / "imitate", "base"
+    assert flow._is_worse(finished / "online", 10) == worse
 
 
 def test_offline_needs_episodes(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
