@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from robopolicy.algos.chunk_checks import ChunkChecks
+from robopolicy.algos.expectile_value import ExpectileValue
 from robopolicy.buffers.chunk_replay_buffer import ChunkBatch
 from robopolicy.config.schema import Count, Fraction, Natural, NonNegative, Positive
 from robopolicy.core.errors import ConfigError, RobopolicyError, SpecError
@@ -41,6 +42,8 @@ class ChunkLearner:
         average: rate at which the policy's weights follow those that learn (1 − decay of an exponential average).
         actor_warmup: policy steps in which its learning rate rises linearly from 0.
         noise_samples: noised copies of each chunk in a batch that the policy imitates.
+        expectile: τ of a V(observation) that targets read in place of Q at the policy's chunks, see ExpectileValue;
+            for recorded data alone. None: no V.
 
     Raises:
         SpecError: the policy has no fine-tuned copy of a denoiser.
@@ -66,6 +69,7 @@ class ChunkLearner:
         actor_warmup: Natural = 200,
         grad_norm: Positive = 10.0,
         noise_samples: Count = 4,
+        expectile: Fraction | None = None,
         seed: int = 0,
     ) -> None:
         if not isinstance(policy, ChunkDenoiser) or not policy.finetuned_steps:
@@ -95,6 +99,9 @@ class ChunkLearner:
         limits = torch.tensor([action.low, action.high], device=self.device)
         self.low, self.high = policy.normalizer.normalize(ACTION, limits)
         self.generator = torch.Generator().manual_seed(seed)
+        self.value = None
+        if expectile is not None:
+            self.value = ExpectileValue(critic(policy.cond_dim).to(self.device), expectile=expectile, lr=critic_lr)
         self.checks = ChunkChecks(policy)
         self.updates = 0
 
@@ -136,20 +143,27 @@ class ChunkLearner:
             return q.amin(dim=0)
         return q.mean(dim=0) - self.pessimism * q.std(dim=0, correction=0)
 
-    def update_critic(self, batch: ChunkBatch, following: Tensor) -> Metrics:
-        """Take one TD step of all heads.
+    @torch.no_grad()
+    def next_value(self, cond: Tensor, following: Tensor | None) -> Tensor:
+        """Return the value [B] of cond [B C] for targets: V, or Q of `following` [B H Da]; None: of own samples."""
+        seen = cond[:, : self.policy.cond_dim]
+        if self.value is not None:
+            return self.value(seen)
+        chunk = self.sample(cond, 1)[:, 0] if following is None else following
+        heads = torch.randperm(self.critic.heads, generator=self.generator)[: self.subset].to(self.device)
+        return self.lower(self.target(seen, chunk[:, : self.played].flatten(1), heads))
+
+    def update_critic(self, batch: ChunkBatch, following: Tensor | None = None) -> Metrics:
+        """Take one TD step of all heads, and one of V where there is one.
 
         Args:
-            following: [B H Da] the chunk that is played at `next_obs`.
+            following: [B H Da] the chunk that is played at `next_obs`; None: a sample of the policy.
 
         Raises:
             RobopolicyError: the loss or its gradient is not finite; the weights are unchanged.
         """
-        with torch.no_grad():
-            heads = torch.randperm(self.critic.heads, generator=self.generator)[: self.subset].to(self.device)
-            seen = batch.next_obs[SEEN][:, : self.policy.cond_dim]
-            q_next = self.target(seen, following[:, : self.played].flatten(1), heads)  # [M B]
-            y = batch.reward + batch.discount * self.lower(q_next)  # [B]
+        y = batch.reward + batch.discount * self.next_value(batch.next_obs[SEEN], following)  # [B]
+        self._update_value(batch)
         q = self.q(batch.obs[SEEN], self.executed(batch))  # [E B]
         loss = (q - y).square().mean(dim=1).sum()  # sum over heads: each head learns as if alone
         norm = self._descend(loss, self.critic_params, self.critic_optim, "critic")
@@ -162,6 +176,14 @@ class ChunkLearner:
             "critic/disagreement": float(q.detach().std(dim=0, correction=0).mean()),
             "critic/spread": float(q.detach().mean(dim=0).std(correction=0)),
         }  # fmt: skip
+
+    def _update_value(self, batch: ChunkBatch) -> None:
+        if self.value is None:
+            return
+        seen = batch.obs[SEEN][:, : self.policy.cond_dim]
+        with torch.no_grad():
+            q = self.lower(self.target(seen, self.executed(batch)[:, : self.played].flatten(1)))  # [B]
+        self._descend(self.value.loss(seen, q), self.value.params, self.value.optim, "critic")
 
     # -- the policy --------------------------------------------------------------------------------------------------
     def imitate(self, cond: Tensor, chunk: Tensor, weight: Tensor) -> Metrics:
@@ -217,6 +239,7 @@ class ChunkLearner:
             "critic_optim": optimizer_state(self.critic_optim),
             "generator": self.generator.get_state(),
             "updates": self.updates,
+            **({} if self.value is None else {"value": self.value.state_dict()}),
         }
 
     @torch.no_grad()
@@ -228,5 +251,7 @@ class ChunkLearner:
         load_optimizer_state(self.actor_optim, state["actor_optim"])
         self.actor_steps = steps_taken(self.actor_optim)
         load_optimizer_state(self.critic_optim, state["critic_optim"])
+        if self.value is not None:
+            self.value.load_state_dict(state["value"])
         self.generator.set_state(state["generator"])
         self.updates = int(state["updates"])

@@ -115,7 +115,7 @@ class OGPO(ChunkLearner):
         """
         self.updates += 1
         batch = batch.to(self.device)
-        metrics = self.update_critic(batch, self.sample(batch.next_obs[SEEN], 1)[:, 0])
+        metrics = self.update_critic(batch)
         if learned_steps is not None and self.updates % self.policy_delay == 0:
             self.objective.anchor = self.anchor_weight(learned_steps)
             metrics |= self.update_policy(batch)
