@@ -84,8 +84,9 @@ def read(file: Path, head: dict[str, Any]) -> dict[int, dict[str, Any]]:
     return {}
 
 
-def keep(file: Path, episode: Episode) -> dict[str, Any]:
-    line = {**episode._asdict(), "reasons": dict(episode.reasons)}
+def keep(file: Path, episode: Episode, **more: Any) -> dict[str, Any]:
+    """Append an episode, with further values, to a file of them."""
+    line = {**episode._asdict(), "reasons": dict(episode.reasons), **more}
     with file.open("a") as out:
         out.write(json.dumps(line) + "\n")
     return line

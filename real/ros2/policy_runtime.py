@@ -30,12 +30,11 @@ from robopolicy.real.planning.remote_planner import RemotePlanner
 from robopolicy.real.recording.recorder import PolicyJournal, RecordedChain, Recorder
 from robopolicy.real.recording.records import header_of
 from robopolicy.real.ros2.joint_state_adapter import JointStateObserver, NamedJoints, joint_state_spec
-from robopolicy.real.ros2.joint_states import GRIPPER
 from robopolicy.real.ros2.observation import Observer, check_features, check_robot, one_env
 from robopolicy.real.ros2.remote_arm import PLAYED
 from robopolicy.real.ros2.teleop_keys import RemoteKeys
-from robopolicy.real.ros2.wiring import Wiring
-from robopolicy.real.safety import SafetyChain, SafetyError
+from robopolicy.real.ros2.wiring import GRIPPER, Wiring
+from robopolicy.real.safety import Profile, SafetyChain, SafetyError
 from robopolicy.real.safety.risk import RiskCritic
 from robopolicy.real.safety.tracking import checked
 from robopolicy.real.teleoperation.teleoperator import Teleoperator
@@ -110,9 +109,10 @@ class PolicyRuntime:
             self.planner = self.process = ProcessPlanner(config.checkpoint, how)
         self.runner = ThreadRunner(self.planner, latency=config.latency, wait=60.0 if config.lockstep else 0.0)
 
-    def chain(self) -> SafetyChain:
-        """Build the limits of the config."""
-        dt, profile = self.wiring.tick_s, self.wiring.profile(**self.config.settings(self.wiring.safety))
+    def chain(self, profile: Profile | None = None) -> SafetyChain:
+        """Build the limits of the config, or of a `profile` that is tighter."""
+        dt = self.wiring.tick_s
+        profile = profile or self.wiring.profile(**self.config.settings(self.wiring.safety))
         if not self.dry_run:
             checked(profile, dt)
         if profile.settings.energy is not None:
@@ -127,7 +127,7 @@ class PolicyRuntime:
         if self.wiring.topics["joint_commands"] is not None:
             inputs[PLAYED] = dogs["state"]  # the same driver sends both
         how: Any = dict(
-            dt=dt, state=dogs["state"], enable=dogs["enable"], risk=risk,
+            dt=dt, state=dogs["state"], enable=dogs.get("enable"), risk=risk,
             inputs={**inputs, **dict.fromkeys(self.cameras, dogs["images"])},
             clock=None if self.config.lockstep else time.monotonic,  # simulated time has no late ticks
         )  # fmt: skip

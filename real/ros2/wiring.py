@@ -20,6 +20,7 @@ from robopolicy.real.safety import Profile, SafetyError, profile_names, read_pro
 from robopolicy.real.safety.decision import Patience
 from robopolicy.real.safety.profile import FOLDER as PROFILES
 
+GRIPPER = "gripper_states"  # role of the topic of a gripper's own messages
 FOLDER = Path(configs.__file__).parent / "robots"
 LONGEST_LEAD = 25  # ticks
 WATCHED = {
@@ -30,7 +31,7 @@ WATCHED = {
 }  # and images
 
 
-class _Frames(TypedDict):
+class FrameNames(TypedDict):
     base: str
     tcp: str
 
@@ -50,21 +51,21 @@ class _Topics(TypedDict):
 
 
 @pydantic.dataclasses.dataclass(frozen=True, config=STRICT)
-class _Patience(Patience):
+class PatienceFile(Patience):
     slow: pydantic.PositiveFloat = math.inf
     hold: pydantic.PositiveFloat = math.inf
     fault: pydantic.PositiveFloat = math.inf
 
 
 class _Watchdogs(TypedDict):
-    state: _Patience
-    features: _Patience
-    images: _Patience
-    enable: _Patience
-    gripper_states: NotRequired[_Patience]
+    state: PatienceFile
+    features: PatienceFile
+    images: PatienceFile
+    enable: PatienceFile
+    gripper_states: NotRequired[PatienceFile]
 
 
-_Short = Annotated[float, pydantic.Field(ge=0.0, le=0.1)]
+Short = Annotated[float, pydantic.Field(ge=0.0, le=0.1)]
 
 
 @pydantic.with_config(STRICT)
@@ -77,12 +78,12 @@ class WiringFile(TypedDict):
     lead_ticks: Annotated[int, pydantic.Field(ge=1, le=LONGEST_LEAD)]
     joints: dict[str, str]
     gripper: dict[str, float]
-    frames: _Frames
+    frames: FrameNames
     topics: _Topics
     cameras: dict[Annotated[str, pydantic.Field(pattern=f"^{re.escape(IMAGES)}.")], CameraTopic]
     watchdogs: _Watchdogs
-    plan_ahead_s: _Short
-    grace_s: _Short
+    plan_ahead_s: Short
+    grace_s: Short
     delay: NotRequired[LineDelay]
 
 
@@ -103,6 +104,7 @@ class Wiring:
         plan_ahead_s, grace_s: s before a control step at which a plan is asked for, and by which it may be late.
         safety: settings of the limits in this cell; a deployment may be tighter, never looser.
         delay: of the states, where it was measured.
+        opening: m of the gripper at 100%, for policies that command percentages; 0: these are refused.
     """
 
     limits: str
@@ -118,7 +120,8 @@ class Wiring:
     plan_ahead_s: float
     grace_s: float
     safety: dict[str, Any]
-    delay: LineDelay | None
+    delay: LineDelay | None = None
+    opening: float = 0.0
 
     def profile(self, **settings: Any) -> Profile:
         """Read the limits of this robot under `settings`."""
@@ -174,8 +177,7 @@ def parse(data: Any, where: str = "wiring", folder: Path = Path()) -> Wiring:
     """Build a wiring from YAML values, checked; a path in `limits` is relative to `folder`. See `load_wiring`."""
     found: Any = checked(WiringFile, data, where, error=WiringError)
     found["topics"].setdefault("gripper_states", None)
-    found.setdefault("delay", None)
-    file = _limits_file(found["limits"], where, folder)
+    file = limits_file(found["limits"], where, folder)
     safety = found.get("safety", {})
     try:
         name = read_profile(file, **safety).robot
@@ -188,7 +190,7 @@ def parse(data: Any, where: str = "wiring", folder: Path = Path()) -> Wiring:
     return wiring
 
 
-def _limits_file(limits: str, where: str, folder: Path) -> Path:
+def limits_file(limits: str, where: str, folder: Path) -> Path:
     """Return the file of a limit profile that is named, or given as a path to a JSON file."""
     if limits in profile_names():
         return PROFILES / f"{limits}.json"
