@@ -104,7 +104,7 @@ class Wiring:
         plan_ahead_s, grace_s: s before a control step at which a plan is asked for, and by which it may be late.
         safety: settings of the limits in this cell; a deployment may be tighter, never looser.
         delay: of the states, where it was measured.
-        opening: m of the gripper at 100%, for policies that command percentages; 0: these are refused.
+        opening: m of the gripper at 100%, for policies that command percentages; 0: none.
     """
 
     limits: str
