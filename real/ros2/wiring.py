@@ -93,8 +93,7 @@ class Wiring:
 
     Args:
         limits: name of the limit profile, which lies in `limits_file`.
-        tick_s: s between commands.
-        lead_ticks: ticks from the decision on a command to the one in which it is played.
+        tick_s: s between commands. lead_ticks: ticks from a decision to the one in which its command is played.
         joints: names on the wire, in the order of the limits.
         gripper: joints that sum up to the opening [m], with their factors.
         frames: `base` and `tcp`, as the policy's spec calls them.
