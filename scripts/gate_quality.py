@@ -67,7 +67,7 @@ def candidates(out: Path, base: Base, seed: int) -> list[Path]:
     for name, overrides in METHODS.items():
         robopolicy(
             "train", "algo=offline", f"task={base.task}", f"base={start / 'bc'}", f"dataset={start / 'data'}",
-            f"loop.rollouts.base={here / 'rollouts'}", f"loop.held_out={HELD_OUT}", f"run_dir={here / name}",
+            f"loop.rollouts.own={here / 'rollouts'}", f"loop.held_out={HELD_OUT}", f"run_dir={here / name}",
             f"seed={seed}", "tracker=local", "keep_checkpoints=100", "loop.save_every=250", "threads=1", *overrides,
             threads=1, log=here / "log.txt",
         )  # fmt: skip
