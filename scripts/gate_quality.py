@@ -117,6 +117,15 @@ def rows_of(setting: str, judged: list[Judged], level: float) -> list[Evidence]:
     ]  # fmt: skip
 
 
+def gain_of(task: str, seed: int, judged: list[Judged]) -> Evidence:
+    """Return the true gain of algo=offline, the last candidate of the preset."""
+    last = [j for j in judged if "/preset/" in j.name][-1]
+    return measured(
+        id=ID, setting=task, metric="gain_points", interval=round(100 * last.true, 3), seeds=seed, episodes=EPISODES,
+        notes=f"algo=offline from {ROLLOUTS} rollouts, {last.name}; gate: {'accepted' if last.accepted else 'refused'}",
+    )  # fmt: skip
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("runs/experiments"), help="run directories go here")
@@ -128,8 +137,9 @@ def main() -> None:
     set_threads(1)
     found = list[Judged]()
     for task in options.tasks:
-        judged = [j for s in options.seeds for j in judge(options.out.resolve(), BASES[task], s, options.level)]
-        rows = rows_of(task, judged, options.level)
+        by_seed = {s: judge(options.out.resolve(), BASES[task], s, options.level) for s in options.seeds}
+        judged = [j for each in by_seed.values() for j in each]
+        rows = rows_of(task, judged, options.level) + [gain_of(task, seed, each) for seed, each in by_seed.items()]
         found += judged
         if options.record:
             write(rows, root=ROOT / "docs" / "results")
