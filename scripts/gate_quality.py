@@ -18,6 +18,8 @@ from typing import NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from scripts.experiment_list import PICK, Base
+
 from robopolicy.config.instantiate import build
 from robopolicy.core.rng import episode_seeds
 from robopolicy.datasets.episodes import held_out, take
@@ -29,7 +31,6 @@ from robopolicy.evaluation.statistics import wilson
 from robopolicy.reporting.result_rows import Evidence, measured, write
 from robopolicy.runs.checkpointer import load_policy
 from robopolicy.utils.threads import set_threads
-from scripts.experiment_list import PICK, Base
 from scripts.experiments import robopolicy, train_base
 
 ROOT, ID = Path(__file__).resolve().parents[1], "gate_quality"

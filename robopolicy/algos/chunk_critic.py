@@ -24,7 +24,7 @@ from robopolicy.networks.critics import CriticEnsemble
 from robopolicy.policies.base import SEEN, Policy
 from robopolicy.policies.denoising import ChunkDenoiser
 from robopolicy.policies.normalizer import ACTION
-from robopolicy.utils.optim import actor_adam, copy_into, load_optimizer_state, optimizer_state
+from robopolicy.utils.optim import copy_into, load_optimizer_state, optimizer_state, steps_taken
 
 
 class ChunkLearner:
@@ -93,9 +93,8 @@ class ChunkLearner:
         self.policy_params = list[Tensor](policy.finetuned_parameters())
         self.actor_params = list[Tensor](self.learned.finetuned_parameters())
         self.critic_optim = torch.optim.Adam(self.critic_params, lr=critic_lr, fused=True)
-        self.actor_optim = actor_adam(
-            self.actor_params, self.policy_params, lr=actor_lr, average=average, warmup=actor_warmup
-        )
+        self.actor_optim = torch.optim.Adam(self.actor_params, lr=actor_lr, fused=True)
+        self.actor_lr, self.actor_warmup, self.average, self.actor_steps = actor_lr, actor_warmup, average, 0
         self.pessimism, self.tau, self.grad_norm, self.noise_samples = pessimism, tau, grad_norm, noise_samples
         limits = torch.tensor([action.low, action.high], device=self.device)
         self.low, self.high = policy.normalizer.normalize(ACTION, limits)
@@ -168,7 +167,8 @@ class ChunkLearner:
         q = self.q(batch.obs[SEEN], self.executed(batch))  # [E B]
         loss = (q - y).square().mean(dim=1).sum()  # sum over heads: each head learns as if alone
         norm = self._descend(loss, self.critic_params, self.critic_optim, "critic")
-        torch._foreach_lerp_(self.target_params, self.critic_params, self.tau)
+        with torch.no_grad():
+            torch._foreach_lerp_(self.target_params, self.critic_params, self.tau)
         self.checks.see(batch, q.detach())
         return {
             "critic/loss": float(loss.detach()) / q.shape[0], "critic/q": float(q.detach().mean()),
@@ -196,8 +196,7 @@ class ChunkLearner:
         if not bool((weight > 0).any()):  # e.g. a batch of episode ends
             return {}
         loss = self.imitation_loss(cond, chunk, weight)
-        norm = self._descend(loss, self.actor_params, self.actor_optim, "actor")
-        return {"actor/imitation": float(loss.detach()), "actor/grad_norm": float(norm)}
+        return {"actor/imitation": float(loss.detach()), "actor/grad_norm": float(self._step_actor(loss))}
 
     def imitation_loss(self, cond: Tensor, chunk: Tensor, weight: Tensor) -> Tensor:
         """Compute the learned weights' loss [] at `noise_samples` fine-tuned steps of each chunk; see `imitate`."""
@@ -205,6 +204,16 @@ class ChunkLearner:
         noise = torch.randn(chunk.shape, generator=self.generator).to(self.device)
         k = torch.randint(self.policy.finetuned_steps, (len(chunk),), generator=self.generator).to(self.device)
         return self.learned.finetuned_loss(cond, chunk, weight, k=k, noise=noise)
+
+    def _step_actor(self, loss: Tensor) -> Tensor:
+        """Take a step of the weights that learn, which the policy's follow; return the gradient's norm []."""
+        rate = self.actor_lr * min(1.0, (self.actor_steps + 1) / max(1, self.actor_warmup))
+        self.actor_optim.param_groups[0]["lr"] = rate
+        norm = self._descend(loss, self.actor_params, self.actor_optim, "actor")
+        self.actor_steps += 1
+        with torch.no_grad():
+            torch._foreach_lerp_(self.policy_params, self.actor_params, self.average)
+        return norm
 
     def _descend(self, loss: Tensor, params: list[Tensor], optim: torch.optim.Optimizer, name: str) -> Tensor:
         optim.zero_grad(set_to_none=True)
@@ -240,6 +249,7 @@ class ChunkLearner:
         self.critic.load_state_dict(state["critic"])
         self.target.load_state_dict(state["target"])
         load_optimizer_state(self.actor_optim, state["actor_optim"])
+        self.actor_steps = steps_taken(self.actor_optim)
         load_optimizer_state(self.critic_optim, state["critic_optim"])
         if self.value is not None:
             self.value.load_state_dict(state["value"])

@@ -146,7 +146,7 @@ class OGPO(ChunkLearner):
                     imitation = self.imitation_loss(cond, chunk, good.float())
                     loss = loss + self.imitation * imitation
                     metrics["actor/imitation"] = float(imitation.detach())
-                norm = self._descend(loss, self.actor_params, self.actor_optim, "actor")
+                norm = self._step_actor(loss)
                 found.append([*stats.tolist()[:2], float(norm)])
         if found:
             names = ("actor/kl", "actor/clipped", "actor/grad_norm")

@@ -38,6 +38,12 @@ VERBS = {
             _RESUMES,
         ),
         Verb(
+            "pipeline",
+            "imitate, collect, refine, distil to one step, compare, report",
+            "robopolicy.cli.pipeline:pipeline",
+            _RESUMES,
+        ),
+        Verb(
             "eval",
             "run a checkpoint on test episodes: rates, intervals, videos",
             "robopolicy.cli.eval:evaluate",

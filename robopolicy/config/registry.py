@@ -75,6 +75,7 @@ _SLOTS: dict[str, dict[str, Any]] = {  # slot → name → "module:attribute", o
         "floor": "robopolicy.policies.denoising_chain:FloorNoise",
         "learned": "robopolicy.policies.denoising_chain:LearnedNoise",
     },
+    "points_encoder": {"points": "robopolicy.networks.points:PointEncoder"},
     "policy": {
         "diffusion": "robopolicy.policies.diffusion:DiffusionPolicy",
         "flow": "robopolicy.policies.flow:FlowPolicy",
