@@ -12,6 +12,7 @@ import copy
 from collections.abc import Iterator
 from dataclasses import dataclass
 from statistics import NormalDist
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -116,7 +117,8 @@ def fitted_values(policy: Policy, base: Reader, episodes: Episodes, *, seed: int
     adam = torch.optim.Adam(critic.parameters(), lr=_LR, fused=True)
     params, averaged = list[Tensor](critic.parameters()), list[Tensor](target.parameters())
     for _ in range(-(-updates // _AT_ONCE)):
-        for batch in split_batches([replay.sample(_AT_ONCE * _BATCH, generator)], _AT_ONCE):
+        rows = cast(ChunkBatch, replay.sample(_AT_ONCE * _BATCH, generator))
+        for batch in split_batches([rows], _AT_ONCE):
             loss = temporal_difference(critic, target, batch, base, generator)
             adam.zero_grad(set_to_none=True)
             loss.backward()

@@ -157,7 +157,7 @@ def learned_episodes(
         raise ConfigError(
             "loop.rollouts: is empty, so there is nothing to learn from. Record episodes of the base by `robopolicy "
             "demos expert._target_=policy expert.checkpoint=<base> only_success=false`, and give "
-            "loop.rollouts.base=<path>."
+            "loop.rollouts.own=<path>."
         )
     found = load_rollouts(rollouts, algo.policy)
     found = take(found, ~held_out(found, share))

@@ -116,4 +116,6 @@ def test_the_same_start_is_held_out_in_every_dataset() -> None:
     assert bool((held_out(episodes, 0.5) | ~chosen).all())  # a larger share holds a smaller one
     half = torch.arange(200) >= 100
     assert torch.equal(held_out(take(episodes, half), 0.25), chosen[half])
+    driven = take(replace(episodes, driver=episodes.episode_of), half).driver
+    assert driven is not None and torch.equal(driven, torch.arange(100, 200).repeat_interleave(3))
     assert bool(held_out(episodes, 1.0).all()) and not bool(held_out(episodes, 0.0).any())
