@@ -22,7 +22,7 @@ from robopolicy.evaluation.off_policy_evaluation import GateResult
 from robopolicy.evaluation.policy_ref import PolicyRef, env_of
 from robopolicy.evaluation.saved import evaluated_rows
 from robopolicy.reporting.pipeline_page import StageResult
-from robopolicy.runs.checkpointer import load_policy
+from robopolicy.runs.checkpointer import find_policy, load_policy
 from robopolicy.runs.run_dir import open_run
 from robopolicy.runs.stages import StageRecords
 from robopolicy.training.refinement_rules import choose
@@ -126,7 +126,9 @@ class Flow:
         return compare(*found).difference.high < 0
 
     def one_step(self) -> Metrics | None:
-        trained = self._train("one_step", "algo=distill", teacher=self.policy)
+        residual = (find_policy(self.policy) / "base").is_dir()  # it corrects every step: so must its student
+        often = {"horizon": 4, "n_action_steps": 1} if residual else {}
+        trained = self._train("one_step", "algo=distill", teacher=self.policy, **often)
         meta = RecordingMeta.load(self.out / "one_step" / FOLDER)
         found = {} if meta is None else meta.provenance
         self._made("one_step", note=f"from {found.get('successes')} successes of the policy before")
