@@ -11,15 +11,11 @@ Collision geometry is ours: capsules and boxes drawn around the published link f
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 
+import mujoco
 import numpy as np
-from numpy.typing import NDArray
 
-Array = NDArray[np.float64]
-Inertial = tuple[float, tuple[float, ...], tuple[float, ...]]  # kg, centre of mass [m], ixx iyy izz ixy ixz iyz [kg·m²]
-Shape = tuple[tuple[float, ...], tuple[float, ...], float]  # a capsule: from, to and radius, m
-Row = tuple[int, tuple[float, float, float]]
+from robopolicy.sim.arm_model import TCP, ArmModel, Mount, Triple, of_rpy
 
 # Craig's DH: frame i+1 = frame i · Rx(alpha) · translation. Each row is (alpha in quarter turns, translation [m]).
 DH = (
@@ -32,7 +28,6 @@ DH = (
     (1, (0.088, 0.0, 0.0)),
 )
 FLANGE = 0.107  # m, along the last joint's axis
-TCP = 0.1034  # m, from the flange to between the finger tips
 HAND_YAW = -np.pi / 4  # rad, the hand is mounted an eighth turn about the flange
 
 JOINT_LOW = np.array([-2.8973, -1.7628, -2.8973, -3.0718, -2.8973, -0.0175, -2.8973])  # rad
@@ -49,7 +44,6 @@ HOME = np.array([0.0, 0.0459777, 0.0, -2.3761762, 0.0, 2.4221521, 0.7853982])
 # not saturate on ramped targets. The lag kv/kp is one 20 Hz control step.
 SERVO_KP = (2000.0, 2000.0, 2000.0, 2000.0, 400.0, 400.0, 300.0)  # N·m/rad
 SERVO_LAG = 0.05  # s
-ARMATURE = 0.1  # kg·m², reflected rotor inertia
 
 # (mass [kg], centre of mass [m], ixx iyy izz ixy ixz iyz [kg·m²]) of links 1..7
 _INERTIAL = (
@@ -74,48 +68,24 @@ _CAPSULES = (
 )
 
 
-@dataclass(frozen=True, eq=False)
-class ArmModel:
-    """A simulated arm with the hand. Its n joints and two fingers lead qpos, qvel and ctrl in every model of ours.
-
-    Args:
-        limits: name of its limit profile (real/safety/profiles), for deployment.
-        dh: Craig's table, a row a joint. flange: m, from the last link's frame. hand_yaw: rad, about the flange.
-        silent: so many first links stay clear of the table, and get no collision tests.
-        servo_kp: N·m/rad.
-    """
-
-    name: str
-    limits: str
-    dh: tuple[Row, ...]
-    flange: float
-    hand_yaw: float
-    low: Array  # [n] rad
-    high: Array
-    velocity: Array  # [n] rad/s
-    torque: tuple[float, ...]  # N·m
-    home: Array  # [n] rad, TCP at (0.5, 0, 0.2) m pointing down, fingers opening along y
-    servo_kp: tuple[float, ...]
-    inertial: tuple[Inertial, ...]
-    capsules: tuple[Shape, ...]
-    base: Shape
-    silent: int
-
-    @property
-    def dof(self) -> int:
-        """n joints."""
-        return len(self.dh)
-
-
 # Collision classes: table and objects collide with everything; arm links only with table and objects.
 _ARM_BITS = 'contype="2" conaffinity="1"'
 _NO_BITS = 'contype="0" conaffinity="0"'
 PANDA = ArmModel(
-    "panda", "panda", DH, FLANGE, HAND_YAW, JOINT_LOW, JOINT_HIGH, JOINT_VELOCITY, TORQUE, HOME, SERVO_KP, _INERTIAL,
-    _CAPSULES, ((0, 0, 0.05), (0, 0, 0.19), 0.075),
+    "panda", "panda", DH, Mount.turned(FLANGE, HAND_YAW), JOINT_LOW, JOINT_HIGH, JOINT_VELOCITY, TORQUE, HOME,
+    SERVO_KP, _INERTIAL, _CAPSULES, ((0, 0, 0.05), (0, 0, 0.19), 0.075),
     silent=4,  # links 1 to 4, up to the elbow, stay 0.1 m above the table in every posture
 )  # fmt: skip
 _WHITE, _DARK = "0.93 0.94 0.95 1", "0.25 0.27 0.3 1"
+
+
+def _turn_xml(turn: int | Triple) -> str:
+    """Return the attribute of a body that is turned so."""
+    if isinstance(turn, int):
+        return f'quat="{_numbers((1, turn, 0, 0) if turn else (1, 0, 0, 0))}"'
+    quat = np.empty(4)
+    mujoco.mju_mat2Quat(quat, of_rpy(*turn).ravel())
+    return f'quat="{_numbers(quat)}"'
 
 
 def _numbers(values: Iterable[float]) -> str:
@@ -140,27 +110,28 @@ def _finger(name: str, side: int) -> str:
 
 def arm_xml(arm: ArmModel = PANDA, *, tool: str = "") -> str:
     """Return the arm's body tree for `<worldbody>`. `tool`: MJCF inside the hand's body (a held peg, a stick)."""
-    quat = _numbers((np.cos(arm.hand_yaw / 2), 0, 0, np.sin(arm.hand_yaw / 2)))
+    body, low = arm.hand_body, arm.hand_body.box[2]
     hand = f"""
-    <body name="hand" pos="0 0 {arm.flange}" quat="{quat}" gravcomp="1">
-      <inertial mass="0.73" pos="-0.01 0 0.03" diaginertia="0.001 0.0025 0.0017"/>
-      <geom name="hand" type="box" size="0.02 0.1 0.03" pos="0 0 0.03" {_ARM_BITS} rgba="{_WHITE}"/>
+    <body name="hand" pos="{_numbers(arm.mount.pos)}" quat="{_numbers(arm.mount.quat)}" gravcomp="1">
+      <inertial mass="{body.mass}" pos="-0.01 0 {low}" diaginertia="{_numbers(body.inertia)}"/>
+      <geom name="hand" type="box" size="{_numbers(body.box)}" pos="0 0 {low}" {_ARM_BITS} rgba="{_WHITE}"/>
       <site name="tcp" pos="0 0 {TCP}" size="0.004" rgba="0 0 0 0"/>
       <camera name="wrist" pos="0.09 0 0.0" xyaxes="0 1 0 0.87 0 0.5" fovy="70"/>
       {_finger("finger_left", 1)}{_finger("finger_right", -1)}{tool}
     </body>"""
     inner = hand
     for i in reversed(range(arm.dof)):
-        quarter, pos = arm.dh[i]
+        turn, pos = arm.frames[i]
         mass, com, inertia = arm.inertial[i]
         start, end, radius = arm.capsules[i]
         bits = _ARM_BITS if i >= arm.silent else _NO_BITS
+        joint = f'axis="0 0 1" range="{arm.low[i]} {arm.high[i]}" armature="{arm.armature}" damping="{arm.damping}"'
         colour = _WHITE if i % 2 == 0 else "0.85 0.87 0.9 1"
         inner = f"""
-    <body name="link{i + 1}" pos="{_numbers(pos)}" quat="{_numbers((1, quarter, 0, 0) if quarter else (1, 0, 0, 0))}"
+    <body name="link{i + 1}" pos="{_numbers(pos)}" {_turn_xml(turn)}
           gravcomp="1">
       <inertial mass="{mass}" pos="{_numbers(com)}" fullinertia="{_numbers(inertia)}"/>
-      <joint name="joint{i + 1}" axis="0 0 1" range="{arm.low[i]} {arm.high[i]}" armature="{ARMATURE}" damping="1"/>
+      <joint name="joint{i + 1}" {joint}/>
       <geom name="link{i + 1}" type="capsule" fromto="{_numbers((*start, *end))}" size="{radius}" {bits}
             rgba="{colour}"/>{inner}
     </body>"""

@@ -16,7 +16,7 @@ from numba import njit
 from numpy.typing import NDArray
 
 from robopolicy.sim.arm import PANDA as PANDA_MODEL
-from robopolicy.sim.arm import TCP, ArmModel
+from robopolicy.sim.arm_model import ArmModel
 
 Array = NDArray[np.float64]
 _DAMPING, _POSTURE = 0.02, 0.1  # λ and the pull of the posture, of `ik_step`
@@ -35,6 +35,7 @@ class SerialArm:
     high: Array
     velocity: Array  # [n] rad/s
     rotations: Array = field(default_factory=lambda: np.empty((0, 3, 3)))  # [n 3 3], or [0 3 3]: quarter turns
+    tilt: float = 1.0  # weight of a tool that points down, in `ik_step`
 
     @property
     def dof(self) -> int:
@@ -44,12 +45,11 @@ class SerialArm:
 
 def serial_arm(model: ArmModel) -> SerialArm:
     """Return the kinematics of a simulated arm."""
-    c, s = math.cos(model.hand_yaw), math.sin(model.hand_yaw)
     return SerialArm(
-        np.array([row[0] for row in model.dh], dtype=np.float64),
-        np.array([row[1] for row in model.dh], dtype=np.float64),
-        np.array([0.0, 0.0, model.flange + TCP]), np.array([[c, s, 0.0], [-s, c, 0.0], [0.0, 0.0, 1.0]]),
-        model.home, model.low, model.high, model.velocity,
+        np.array([turn if isinstance(turn, int) else 0 for turn, _ in model.frames], dtype=np.float64),
+        np.array([pos for _, pos in model.frames], dtype=np.float64),
+        model.mount.tcp, model.mount.axes, model.home, model.low, model.high, model.velocity, model.rotations,
+        model.tilt,
     )  # fmt: skip
 
 
@@ -146,6 +146,7 @@ def ik_step(
 
     Minimises |J dq − e|² + λ²|dq − v|², where e is the pose error of the target (position [N 3] m, yaw [N] rad) and
     v = _POSTURE · (home − q) keeps a redundant elbow near home (Nakamura & Hanafusa, 1986, with a posture term).
+    The rows of J and e that tilt the tool have the weight `arm.tilt`.
     The step is shortened, direction kept, to the joints' velocity limits over `dt` s, and clipped to joint limits.
 
     Args:
@@ -155,18 +156,19 @@ def ik_step(
         [N n] new joint targets.
     """
     out = np.empty_like(q)
-    _ik_step(q, *frame, target_pos, target_yaw, dt, arm.home, arm.low, arm.high, arm.velocity, out)
+    _ik_step(q, *frame, target_pos, target_yaw, dt, arm.home, arm.low, arm.high, arm.velocity, arm.tilt, out)
     return out
 
 
 @njit(cache=True, nogil=True)
 def _ik_step(
     q: Array, pos: Array, axes: Array, jac: Array, target_pos: Array, target_yaw: Array, dt: float, home: Array,
-    low: Array, high: Array, velocity: Array, out: Array,
+    low: Array, high: Array, velocity: Array, tilt: float, out: Array,
 ) -> None:  # fmt: skip
     dof = q.shape[1]
     error, pull, step, wanted = np.empty(6), np.empty(dof), np.empty(dof), np.zeros((3, 3))
-    gram = np.empty((6, 6))
+    gram, weight, rows = np.empty((6, 6)), np.ones(6), np.empty((dof, 6))
+    weight[3] = weight[4] = tilt
     wanted[2, 2] = -1.0
     for n in range(q.shape[0]):
         # Rz(yaw) · diag(1, −1, −1): the axes of a tool that points down
@@ -178,16 +180,18 @@ def _ik_step(
             turn = 0.0
             for a in range(3):
                 turn += axes[n, a, i] * wanted[a, j] - axes[n, a, j] * wanted[a, i]
-            error[3 + k] = 0.5 * turn  # rotation vector to first order
+            error[3 + k] = 0.5 * turn * weight[3 + k]  # rotation vector to first order
         for i in range(dof):
+            for r in range(6):
+                rows[i, r] = weight[r] * jac[n, i, r]
             pull[i] = _POSTURE * (home[i] - q[n, i])
         for r in range(6):
             for i in range(dof):
-                error[r] -= jac[n, i, r] * pull[i]
+                error[r] -= rows[i, r] * pull[i]
             for k in range(r + 1):
                 total = 0.0
                 for i in range(dof):
-                    total += jac[n, i, r] * jac[n, i, k]
+                    total += rows[i, r] * rows[i, k]
                 gram[r, k] = total
             gram[r, r] += _DAMPING**2
         _solve_spd(gram, error)
@@ -195,7 +199,7 @@ def _ik_step(
         for i in range(dof):
             step[i] = pull[i]
             for r in range(6):
-                step[i] += jac[n, i, r] * error[r]
+                step[i] += rows[i, r] * error[r]
             fastest = max(fastest, abs(step[i]) / (velocity[i] * dt))
         for i in range(dof):
             out[n, i] = min(max(q[n, i] + step[i] / fastest, low[i]), high[i])

@@ -12,6 +12,7 @@ driver         int64, who asked: 0 the policy, 1 a human, 2 the rewind that a hu
 
 from __future__ import annotations
 
+import math
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -223,8 +224,13 @@ def _target(k: int, after: dict[str, Any], action: ActionSpec, joints: list[str]
     """Return channel `k` of absolute joint targets for the commanded pose."""
     name, grip = action.names[k].removesuffix(".pos"), float(after["grip"])
     if k == action.gripper:
+        if action.units[k] == "%":
+            raise DataError(
+                f"convert: {action.names[k]!r} is in %, and a recording holds no opening at 100%. Expected m"
+            )
         return (grip + 1) * FINGER_STROKE if action.units[k] == "m" else grip
     known = {**{f"q{i + 1}": i for i in range(len(joints))}, **{joint: i for i, joint in enumerate(joints)}}
     if name not in known:
         raise DataError(f"convert: the action {action.names[k]!r} is no joint of the limits' arm, which has {joints}")
-    return float(after["q"][known[name]])
+    angle = float(after["q"][known[name]])
+    return math.degrees(angle) if action.units[k] == "deg" else angle

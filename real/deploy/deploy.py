@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from robopolicy.core.errors import ConfigError, closest
@@ -27,7 +28,7 @@ def in_process(deployment: Deployment) -> Iterator[Episode]:
     recorder = None if config.record is None else Recorder(config.record)
     options: dict[str, Any] = dict(
         settings=config.settings(), latency=config.latency, trouble=Trouble(drop=config.lost), shadow=config.dry_run,
-        risk=config.risk, chunking=config.chunking, recorder=recorder,
+        risk=config.risk, chunking=config.chunking, predict=config.predict, recorder=recorder,
         facts={"policy_id": deployment.policy_id, "chunking": config.chunking},
     )  # fmt: skip
     if config.operator is not None:
@@ -51,8 +52,50 @@ def over_ros2(deployment: Deployment) -> Iterator[Episode]:
     yield from run_episodes(deployment)
 
 
-OVER_ROS2 = ("wiring", "lockstep", "process")
-ROBOTS: dict[str, Callable[[Deployment], Iterator[Episode]]] = {"mujoco": in_process, "mujoco_ros2": over_ros2}
+def over_mock_bus(deployment: Deployment) -> Iterator[Episode]:
+    """Run the simulated arm behind LeRobot's class, on a mock of its servo bus."""
+    with feetech():
+        from robopolicy.real.lerobot.simulated import run_episodes
+    yield from run_episodes(deployment)
+
+
+@contextmanager
+def feetech() -> Iterator[None]:
+    """Name the extra that brings the servo bus of LeRobot's arms."""
+    try:
+        yield
+    except ImportError as error:
+        raise ConfigError(
+            f"robot: LeRobot's arms need its servo bus ({error}). Install it: uv pip install 'robopolicy[so101]'"
+        ) from error
+
+
+LIVE = "lerobot"  # a real arm, through LeRobot's class
+ROBOTS: dict[str, Callable[[Deployment], Iterator[Episode]]] = {
+    "mujoco": in_process, "mujoco_ros2": over_ros2, "mujoco_lerobot": over_mock_bus,
+}  # fmt: skip
+OPTIONS = {  # that a robot reads; the others ignore them
+    "mujoco": (), "mujoco_ros2": ("wiring", "lockstep", "process"), "mujoco_lerobot": ("wiring",),
+    LIVE: ("wiring", "process"),
+}  # fmt: skip
+
+
+def check_options(config: DeployConfig) -> None:
+    """Raise ConfigError where the robot is unknown, or would ignore an option."""
+    if config.robot not in OPTIONS:
+        raise ConfigError(f"robot={config.robot!r}: there is no such robot. {closest(config.robot, OPTIONS)}")
+    if config.robot == LIVE and (config.lost or config.operator):
+        raise ConfigError(
+            "robot=lerobot: a real arm loses nothing on purpose, and no operator's keys drive it. Leave "
+            "out `lost` and `operator`"
+        )
+    for name in sorted({name for names in OPTIONS.values() for name in names} - set(OPTIONS[config.robot])):
+        if getattr(config, name) != getattr(DeployConfig, name):
+            readers = [f"robot={robot}" for robot, names in OPTIONS.items() if name in names]
+            raise ConfigError(
+                f"{name}={getattr(config, name)}: robot={config.robot} would ignore it. Expected "
+                f"{' or '.join(readers)} beside it; or leave it out"
+            )
 
 
 def deploy(**options: Any) -> list[Episode]:
@@ -65,14 +108,12 @@ def deploy(**options: Any) -> list[Episode]:
         ConfigError, SpecError, SafetyError: the policy cannot be deployed; says why.
     """
     config = DeployConfig(**options)
-    if config.robot == "mujoco" and (idle := [n for n in OVER_ROS2 if getattr(config, n) != getattr(DeployConfig, n)]):
-        raise ConfigError(
-            f"{idle[0]}={getattr(config, idle[0])}: robot=mujoco has no topics, and would ignore it. Expected "
-            "robot=mujoco_ros2 beside it; or leave it out"
-        )
+    check_options(config)
     set_threads(config.threads)
-    if config.robot not in ROBOTS:
-        raise ConfigError(f"robot={config.robot!r}: there is no such robot. {closest(config.robot, ROBOTS)}")
+    if config.robot == LIVE:
+        with feetech():
+            from robopolicy.real.lerobot.live import run_live
+        return run_live(config)
     deployment = prepare(config)
     profile = deployment.profile
     done: list[Episode] = []

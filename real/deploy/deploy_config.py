@@ -24,7 +24,9 @@ class DeployConfig:
 
     Attributes:
         checkpoint: run directory, checkpoint or policy directory.
-        robot: `mujoco`: simulated in this process; `mujoco_ros2`: simulated arm and policy node as two processes.
+        robot: `mujoco`: simulated in this process; `mujoco_ros2`: simulated arm and policy node as two processes;
+            `mujoco_lerobot`: simulated, behind LeRobot's class on a mock of its servo bus; `lerobot`: a real arm by
+            LeRobot's class.
         task: of the native suite, whose observations and actions the policy has. `prepare` takes None for the task of
             the training run; for a policy node None says that the policy was trained on data of the robot itself
             (robopolicy.real.ros2.joint_state_adapter).
@@ -33,14 +35,16 @@ class DeployConfig:
         speed: factor of the speeds in `safety`; 0.1 is where to begin on a real arm.
         latency_ms: time by which plans are held back.
         chunking: how a chunk follows the one before, see robopolicy.real.planning.chunking.chunking_of.
-        lost: fraction of commands that the simulated arm loses.
+        predict: show the policy the state in which its plan will begin, instead of the one that was measured.
+        lost: fraction of commands that the simulated arm loses; on a mock bus, of replies and goals.
         dry_run: compute everything, move no arm.
         risk: file of a critic by scripts/train_risk.py, which may slow the arm.
         record: a new folder for one MCAP file an episode.
         server: host:port of `robopolicy serve`, which plans instead; only spec and task of `checkpoint` are read then.
         server_token: file with the server's secret; needed beyond this machine.
         server_ca: file with certificates to trust; None: the system's.
-        wiring: topics and joints over ROS 2: a preset in configs/robots/, or a file.
+        wiring: topics and joints over ROS 2: a preset in configs/robots/, or a file. Motors of LeRobot's arms: a
+            preset in configs/lerobot/, or a file.
         lockstep: over ROS 2 the arm waits for every command (simulated time).
         process: over ROS 2 plan in a process of its own, which real time needs and lockstep does not.
         operator: a human with this device may take over, in real time; over ROS 2 by the `keys` topic.
@@ -62,6 +66,7 @@ class DeployConfig:
     speed: Positive = 1.0
     latency_ms: Natural = 0
     chunking: Chunking = "async"
+    predict: bool = True
     lost: float = 0.0
     dry_run: bool = False
     risk: Path | None = None

@@ -16,6 +16,7 @@ from robopolicy.real.control.arm_kinematics import check_arm
 from robopolicy.real.control.joint_filter import without
 from robopolicy.real.deploy.deploy_config import DeployConfig
 from robopolicy.real.deploy.simulated_arm import TICK
+from robopolicy.real.lerobot.wiring import load_wiring as lerobot_wiring
 from robopolicy.real.planning.chunking import check_chunking
 from robopolicy.real.planning.remote_planner import RemotePlanner, connect
 from robopolicy.real.ros2.wiring import load_wiring
@@ -46,10 +47,10 @@ class Deployment:
 
 
 def limits_of(config: DeployConfig, arm: str = "panda") -> tuple[Profile, float]:
-    """Return the limits in force, and s between commands: those of the profile `arm`, over ROS 2 of the wiring."""
-    if config.robot != "mujoco_ros2":
+    """Return the limits in force, and s between commands: those of the profile `arm`, or of a wiring."""
+    if config.robot == "mujoco":
         return load_profile(arm, **config.settings()), TICK
-    wiring = load_wiring(config.wiring)
+    wiring = load_wiring(config.wiring) if config.robot == "mujoco_ros2" else lerobot_wiring(config.wiring).arm
     return wiring.profile(**config.settings(wiring.safety)), wiring.tick_s
 
 

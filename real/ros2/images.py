@@ -9,13 +9,13 @@ from numpy.typing import NDArray
 from PIL import Image as Picture
 from sensor_msgs.msg import CompressedImage, Image
 
+from robopolicy.real.control.pictures import fitted
 from robopolicy.real.ros2.messages import to_time
 from robopolicy.real.ros2.wiring import CameraTopic
 from robopolicy.real.safety import SafetyError
 
 CHANNELS = {"rgb8": slice(None), "bgr8": slice(None, None, -1)}  # how to make RGB of an encoding
 LARGEST = 4096  # pixels a side; more is no camera of ours
-ASPECT = 0.02  # by which width / height may differ from those of training
 
 
 class ImageReader:
@@ -28,7 +28,8 @@ class ImageReader:
     """
 
     def __init__(self, key: str, shape: tuple[int, ...], topic: CameraTopic) -> None:
-        self.key, self.topic, (_, self.height, self.width) = key, topic, shape
+        self.key, self.topic, self.shape = key, topic, shape
+        _, self.height, self.width = shape
 
     def read(self, message: Image | CompressedImage) -> NDArray[np.uint8]:
         """Return the picture in a message.
@@ -43,20 +44,7 @@ class ImageReader:
                 "Are two cameras swapped?"
             )
         pixels = self._raw(message) if isinstance(message, Image) else self._compressed(message)
-        height, width = pixels.shape[:2]
-        if (height, width) != (self.height, self.width):
-            if height < self.height or width < self.width:
-                raise self._error(
-                    f"{width} × {height} pixels are fewer than the {self.width} × {self.height} trained on"
-                )
-            if abs(width / height * self.height / self.width - 1) > ASPECT:
-                raise self._error(
-                    f"{width} × {height} pixels are of another shape than the {self.width} × {self.height} trained on. "
-                    "Set the driver to crop them as the training data were"
-                )
-            small = Picture.fromarray(pixels).resize((self.width, self.height), Picture.Resampling.BOX)
-            pixels = np.asarray(small)
-        return np.ascontiguousarray(pixels.transpose(2, 0, 1))
+        return fitted(pixels, self.shape, f"{self.key}: topic {self.topic.name!r}")
 
     def _raw(self, message: Image) -> NDArray[np.uint8]:
         if message.encoding not in CHANNELS:

@@ -2,7 +2,8 @@
 
 Elements of `observation.state`: `<joint>.pos` [rad], `<joint>.vel` [rad/s], `gripper.pos` (opening) [m], where <joint>
 is a joint's name in the limits or on the wire; anything else is a named value on the features topic. Actions: absolute
-targets `<joint>.pos` [rad] of all joints, in any order, and `gripper.pos` [m] or the simulator's −1 … 1.
+targets `<joint>.pos` [rad] of all joints, in any order, and `gripper.pos` [m] or the simulator's −1 … 1. Where the
+policy's actions are in `deg`, as LeRobot records them, its states are too; a gripper may be in `%` of its opening.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from robopolicy.sim.arm import FINGER_STROKE
 from robopolicy.sim.control import GRIPPER_MEANING, JointPosition
 
 GRIPPER = "gripper"
+ANGLES = {"rad": 1.0, "deg": np.pi / 180}  # rad
 
 
 def joints_of(wiring: Wiring) -> dict[str, int]:
@@ -55,17 +57,30 @@ class JointStateObserver(Arrivals):
         super().__init__(tuple(e for e in elements if e not in source), cameras)
         self.observed = tuple(spec.observation)
         self._from = np.array([source.get(e, -1) for e in elements], dtype=np.int64)  # in [q, qd, opening]
+        units = _units_of(spec.action, wiring)  # per [q, qd, opening, anything else]
+        self._scale = 1 / np.array([*units[:-1], *units[:-1], units[-1], 1.0])[self._from]
 
     def __call__(self, state: State) -> Obs:
         """Single frames [1 …]; raises SpecError where something has not come."""
         self.check()
         obs: Obs = dict(self.pictures)
         if STATE in self.observed:
-            values = np.concatenate([state.q, state.qd, [state.opening]])[self._from]
+            values = np.concatenate([state.q, state.qd, [state.opening]])[self._from] * self._scale
             if self.features is not None:
                 values[self._from < 0] = self.features
             obs[STATE] = torch.from_numpy(values).float()[None]
         return obs
+
+
+def _units_of(action: ActionSpec, wiring: Wiring) -> list[float]:
+    """Return rad in a unit of each joint, and last m in one of the gripper, by the policy's actions."""
+    joints, found = joints_of(wiring), [1.0] * (len(wiring.joints) + 1)
+    for k, (name, unit) in enumerate(zip(action.names, action.units, strict=True)):
+        if k == action.gripper:
+            found[-1] = wiring.opening / 100 if unit == "%" and wiring.opening else 1.0
+        elif (i := joints.get(name.removesuffix(".pos"))) is not None:
+            found[i] = ANGLES.get(unit, 1.0)
+    return found
 
 
 class NamedJoints(JointPosition):
@@ -90,26 +105,32 @@ class NamedJoints(JointPosition):
         for k, name in enumerate(spec.names):
             unit = spec.units[k]
             if k == spec.gripper:
-                if unit != "m" and (unit, spec.gripper_meaning) != ("1", GRIPPER_MEANING):
-                    found.append(f"action.{name}: expected an opening in m, or {GRIPPER_MEANING!r}; found {unit!r}")
+                if unit == "%" and not wiring.opening:
+                    found.append(f"action.{name}: in %, and this wiring gives no opening in m at 100%. Expected m")
+                elif unit not in ("m", "%") and (unit, spec.gripper_meaning) != ("1", GRIPPER_MEANING):
+                    found.append(
+                        f"action.{name}: expected an opening in m or %, or {GRIPPER_MEANING!r}; found {unit!r}"
+                    )
             elif index[k] < 0:
                 found.append(f"action: {name!r} is no joint of {wiring.limits!r}. {closest(name, joints)}")
-            elif unit != "rad":
-                found.append(f"action.{name}: expected rad, found {unit!r}")
+            elif unit not in ANGLES:
+                found.append(f"action.{name}: expected rad or deg, found {unit!r}")
         used = [i for k, i in enumerate(index) if k != spec.gripper and i >= 0]
         if not found and sorted(used) != list(range(len(wiring.joints))):
             found.append(f"action: expected each of {list(wiring.joints)} once, found {list(spec.names)}")
         if found:
             raise SpecError("policy and robot do not fit:\n  - " + "\n  - ".join(found))
+        *self.scale, self.grip_scale = _units_of(spec, wiring)  # rad, and m, in a unit of the actions
         self.order = np.argsort([i if k != spec.gripper else len(index) for k, i in enumerate(index)])[: len(used)]
 
     def command(self, action: Array, tcp: Array, yaw: Array) -> Array:
         """Servo targets [1 n + 2] for clamped `action` [1 Da]."""
         g = self.spec.gripper
         grip = self.grip if g is None else action[:, g]
-        if g is not None and self.spec.units[g] == "m":
-            grip = grip / FINGER_STROKE - 1.0
-        return super().command(np.concatenate([action[:, self.order], grip[:, None]], axis=1), tcp, yaw)
+        if g is not None and self.spec.units[g] in ("m", "%"):
+            grip = grip * self.grip_scale / FINGER_STROKE - 1.0
+        q = action[:, self.order] * np.array(self.scale)
+        return super().command(np.concatenate([q, grip[:, None]], axis=1), tcp, yaw)
 
 
 def joint_state_spec(spec: PolicySpec, wiring: Wiring) -> EnvSpec:

@@ -8,9 +8,9 @@ from sensor_msgs.msg import CompressedImage, Image, JointState
 
 from robopolicy.real.ros2 import messages
 from robopolicy.real.ros2.remote_arm import RemoteArm
-from robopolicy.real.ros2.wiring import Wiring
+from robopolicy.real.ros2.wiring import GRIPPER, Wiring
 
-ARM, GRIPPER = "joint_states", "gripper_states"  # roles of topics, which may have one name
+ARM = "joint_states"  # role of a topic, which may have the name of the gripper's
 
 
 class JointStates:

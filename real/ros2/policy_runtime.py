@@ -16,10 +16,12 @@ from robopolicy.evaluation.policy_ref import PolicyRef
 from robopolicy.policies.base import Policy, with_bases
 from robopolicy.policies.find import read_spec
 from robopolicy.real.control.arm_kinematics import check_arm
+from robopolicy.real.control.chunk_buffer import Ahead
 from robopolicy.real.control.control_loop import ControlLoop
 from robopolicy.real.control.joint_filter import without
-from robopolicy.real.control.joints import ActionDecoder, Ahead
+from robopolicy.real.control.joints import ActionDecoder
 from robopolicy.real.control.robots import Robot, State
+from robopolicy.real.control.state_forecast import StateForecaster
 from robopolicy.real.deploy.deploy_config import DeployConfig
 from robopolicy.real.planning.chunking import chunking_of
 from robopolicy.real.planning.planner import PlanningError, ThreadRunner
@@ -28,12 +30,11 @@ from robopolicy.real.planning.remote_planner import RemotePlanner
 from robopolicy.real.recording.recorder import PolicyJournal, RecordedChain, Recorder
 from robopolicy.real.recording.records import header_of
 from robopolicy.real.ros2.joint_state_adapter import JointStateObserver, NamedJoints, joint_state_spec
-from robopolicy.real.ros2.joint_states import GRIPPER
 from robopolicy.real.ros2.observation import Observer, check_features, check_robot, one_env
 from robopolicy.real.ros2.remote_arm import PLAYED
 from robopolicy.real.ros2.teleop_keys import RemoteKeys
-from robopolicy.real.ros2.wiring import Wiring
-from robopolicy.real.safety import SafetyChain, SafetyError
+from robopolicy.real.ros2.wiring import GRIPPER, Wiring
+from robopolicy.real.safety import Profile, SafetyChain, SafetyError
 from robopolicy.real.safety.risk import RiskCritic
 from robopolicy.real.safety.tracking import checked
 from robopolicy.real.teleoperation.teleoperator import Teleoperator
@@ -78,7 +79,7 @@ class PolicyRuntime:
                 f"chunking={config.chunking}: goes on from what the arm does now, and pictures that are {self.age} s "
                 "old (cameras.latency_s of the wiring) show what it did before. Use chunking=async"
             )
-        self.chunks = chunking_of(config.chunking, self.policy, config.latency + self.age)
+        self.chunks = chunking_of(config.chunking, self.policy, config.latency + self.age, predict=config.predict)
         self.observer: Observer | JointStateObserver
         if config.task is None:
             self.observer = JointStateObserver(levels[-1], wiring, tuple(images))
@@ -108,9 +109,10 @@ class PolicyRuntime:
             self.planner = self.process = ProcessPlanner(config.checkpoint, how)
         self.runner = ThreadRunner(self.planner, latency=config.latency, wait=60.0 if config.lockstep else 0.0)
 
-    def chain(self) -> SafetyChain:
-        """Build the limits of the config."""
-        dt, profile = self.wiring.tick_s, self.wiring.profile(**self.config.settings(self.wiring.safety))
+    def chain(self, profile: Profile | None = None) -> SafetyChain:
+        """Build the limits of the config, or of a `profile` that is tighter."""
+        dt = self.wiring.tick_s
+        profile = profile or self.wiring.profile(**self.config.settings(self.wiring.safety))
         if not self.dry_run:
             checked(profile, dt)
         if profile.settings.energy is not None:
@@ -125,7 +127,7 @@ class PolicyRuntime:
         if self.wiring.topics["joint_commands"] is not None:
             inputs[PLAYED] = dogs["state"]  # the same driver sends both
         how: Any = dict(
-            dt=dt, state=dogs["state"], enable=dogs["enable"], risk=risk,
+            dt=dt, state=dogs["state"], enable=dogs.get("enable"), risk=risk,
             inputs={**inputs, **dict.fromkeys(self.cameras, dogs["images"])},
             clock=None if self.config.lockstep else time.monotonic,  # simulated time has no late ticks
         )  # fmt: skip
@@ -135,12 +137,15 @@ class PolicyRuntime:
 
     def loop(self, robot: Robot, chain: SafetyChain, clock: Callable[[], float]) -> ControlLoop:
         """Build the control loop on a clock [s]."""
-        chunks = self.chunks
+        chunks, decoder = self.chunks, ActionDecoder(self.controller, stroke=FINGER_STROKE, dt=self.spec.dt)
+        lead = self.wiring.lead_ticks * self.wiring.tick_s  # s by which states are behind
+        forecaster = StateForecaster(decoder, chunks.buffer, behind=lead, tick=self.wiring.tick_s)
         return ControlLoop(
-            robot, chain, ActionDecoder(self.controller, stroke=FINGER_STROKE, dt=self.spec.dt), self.runner,
-            self.observer, chunks.buffer, clock=clock, history=self.planner.history, lead=chunks.lead,
+            robot, chain, decoder, self.runner, self.observer, chunks.buffer,
+            clock=clock, history=self.planner.history, lead=chunks.lead,
             shadow=self.config.dry_run, early=self.wiring.plan_ahead_s, grace=self.wiring.grace_s,
             delays=chunks.delays, operator=self.teleoperator, age=self.age,
+            forecaster=forecaster if chunks.predict and not self.dry_run else None,
             journal=None if self.recorder is None else PolicyJournal(self.recorder.put),
         )  # fmt: skip
 

@@ -20,14 +20,14 @@ from robopolicy.real.control.joint_order import JointOrder
 from robopolicy.real.ros2 import messages
 from robopolicy.real.ros2.clock import StampError
 from robopolicy.real.ros2.images import ImageReader, message_type
-from robopolicy.real.ros2.joint_states import ARM, GRIPPER, JointStates, stamp_of
+from robopolicy.real.ros2.joint_states import ARM, JointStates, stamp_of
 from robopolicy.real.ros2.outputs import OnMismatch
 from robopolicy.real.ros2.publishers import ALIVE, Endpoint, PublisherError, Publishers, gid_of, with_info
 from robopolicy.real.ros2.qos import bystanders, mismatches, profile_of, publishers_heard
 from robopolicy.real.ros2.remote_arm import RemoteArm
 from robopolicy.real.ros2.teleop_keys import FRESH, STOPS
 from robopolicy.real.ros2.urdf import check_urdf
-from robopolicy.real.ros2.wiring import Topic, Wiring
+from robopolicy.real.ros2.wiring import GRIPPER, Topic, Wiring
 from robopolicy.real.safety import SafetyError
 
 AGREE = 0.01  # s by which the steady and the system's clock may part while neither is set

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from robopolicy.core.protocols import lost_episodes
 from robopolicy.core.rng import keyed_normal
-from robopolicy.core.types import BASE_ACTION, IMAGES, Feature, Obs, Selective, Stateful, Step, VecEnv, close, newest
+from robopolicy.core.types import BASE_ACTION, RENDERED, Feature, Obs, Selective, Stateful, Step, VecEnv, close, newest
 from robopolicy.policies.base import Policy
 
 
@@ -237,7 +237,7 @@ class ChunkExecutor(ChunkQueue):
             noise_shape=policy.noise_shape, stream=policy.depth, device=device,
         )  # fmt: skip
         self.policy, self.deterministic = policy, deterministic
-        self.reads_images = any(key.startswith(IMAGES) for key in spec.observation)
+        self.reads_images = any(key.startswith(RENDERED) for key in spec.observation)
 
     @property
     def needs_images(self) -> Tensor:

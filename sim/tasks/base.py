@@ -15,7 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from robopolicy.core.errors import ConfigError
-from robopolicy.sim.arm import FINGER_STROKE, ArmModel, actuator_xml, arm_xml
+from robopolicy.sim.arm import FINGER_STROKE, actuator_xml, arm_xml
+from robopolicy.sim.arm_model import ArmLayout, ArmModel
 from robopolicy.sim.arms import arm_model
 from robopolicy.sim.tasks.scene import Array, Bool, Range, Scene
 
@@ -65,6 +66,11 @@ class Task:
         """Joint angles [n] rad at which an episode begins, but for its noise."""
         return tuple(self.model.home.tolist())
 
+    @property
+    def box(self) -> tuple[tuple[float, float, float], tuple[float, float, float]]:
+        """Box for the commanded TCP, m."""
+        return self.model.layout.workspace or self.workspace
+
     # -- scene ------------------------------------------------------------------------------------------------------
     def bodies(self) -> str:
         """MJCF inside `<worldbody>`, after the arm and the table (z = 0 is the table's top)."""
@@ -106,9 +112,7 @@ class Task:
     <material name="table" texture="table" texrepeat="8 8" reflectance="0"/>
   </asset>
   <worldbody>
-    <light pos="0.3 -0.6 1.8" dir="0.1 0.35 -1" diffuse="0.6 0.6 0.6" castshadow="true"/>
-    <camera name="front" pos="1.2 0 0.5" xyaxes="0 1 0 -0.467 0 0.884" fovy="38"/>
-    <camera name="side" pos="0.48 -0.85 0.45" xyaxes="1 0 0 0 0.39 0.92" fovy="40"/>
+    {self._views()}
     <geom name="table" type="plane" size="1 1 0.05" pos="0.4 0 0" friction="1 0.005 0.0001" material="table"/>
     {arm_xml(self.model, tool=self.tool())}
     {self.bodies()}
@@ -118,6 +122,18 @@ class Task:
   </actuator>
   {self.extra_xml()}
 </mujoco>"""
+
+    def _views(self) -> str:
+        """MJCF of the light and of the fixed cameras, turned and moved as the arm's layout is."""
+        layout = self.model.layout
+        views = """<light pos="0.3 -0.6 1.8" dir="0.1 0.35 -1" diffuse="0.6 0.6 0.6" castshadow="true"/>
+    <camera name="front" pos="1.2 0 0.5" xyaxes="0 1 0 -0.467 0 0.884" fovy="38"/>
+    <camera name="side" pos="0.48 -0.85 0.45" xyaxes="1 0 0 0 0.39 0.92" fovy="40"/>"""
+        if layout == ArmLayout():
+            return views
+        turn, (x, y) = layout.turn * np.pi / 2, layout.centre
+        x, y = x - 0.5 * np.cos(turn), y - 0.5 * np.sin(turn)
+        return f'<frame pos="{x:.12g} {y:.12g} 0" euler="0 0 {turn:.12g}">{views}</frame>'
 
     # -- episodes ---------------------------------------------------------------------------------------------------
     @property
@@ -161,8 +177,11 @@ class Task:
         own = asdict(self)
         if self.arm == "panda":  # envs from before there was another arm keep their digests
             del own["arm"]
+        if (layout := self.model.layout) != ArmLayout():
+            own["layout"] = asdict(layout)
         return {
             **own,
             "ranges": {k: list(v) for k, v in self.ranges.items()},
-            **{k: getattr(self, k) for k in ("workspace", "speed", "start", "start_opening", "instructions")},
+            **{k: getattr(self, k) for k in ("speed", "start", "start_opening", "instructions")},
+            "workspace": self.box,
         }

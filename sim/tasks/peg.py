@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import mujoco
 import numpy as np
 
-from robopolicy.sim.arm import TCP
+from robopolicy.sim.arm_model import TCP
 from robopolicy.sim.experts.waypoints import Expert, Groups, Phase, Targets, Until
 from robopolicy.sim.kinematics import PANDA, forward
 from robopolicy.sim.tasks import register

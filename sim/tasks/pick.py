@@ -38,12 +38,12 @@ class Pick(Task):
     cube_half: float = 0.02  # m
     cube_mass: float = 0.06  # kg
     lift: float = 0.10  # m above the table to count
-    range_x: float = 0.08  # m, either side of 0.5
+    range_x: float = 0.08  # m, either side of the middle of the table, for a Panda
     range_y: float = 0.12
     range_yaw: float = float(np.pi / 4)
 
     name = "pick"
-    arms = ("panda", "ur5e")
+    arms = ("panda", "ur5e", "so101")
     instructions = ("pick up the red cube",)
     expert = PickExpert
 
@@ -52,11 +52,8 @@ class Pick(Task):
 
     @property
     def ranges(self) -> Mapping[str, Range]:
-        return {
-            "cube_x": (0.5 - self.range_x, 0.5 + self.range_x),
-            "cube_y": (-self.range_y, self.range_y),
-            "cube_yaw": (-self.range_yaw, self.range_yaw),
-        }
+        x, y = self.model.layout.around(self.range_x, self.range_y)
+        return {"cube_x": x, "cube_y": y, "cube_yaw": (-self.range_yaw, self.range_yaw)}
 
     def bind(self, model: mujoco.MjModel) -> BodySpec:
         return BodySpec.find(model, "cube")

@@ -30,13 +30,13 @@ class Reach(Task):
     horizon: int = 40
     hold: int = 3
     radius: float = 0.01  # m
-    range_x: float = 0.12  # m, either side of 0.5
+    range_x: float = 0.12  # m, either side of the middle of the table, for a Panda
     range_y: float = 0.2
     low_z: float = 0.05  # m above the table
     high_z: float = 0.35
 
     name = "reach"
-    arms = ("panda", "ur5e")
+    arms = ("panda", "ur5e", "so101")
     instructions = ("move the gripper to the green ball",)
     extra_size = 3
     expert = ReachExpert
@@ -49,11 +49,9 @@ class Reach(Task):
 
     @property
     def ranges(self) -> Mapping[str, Range]:
-        return {
-            "target_x": (0.5 - self.range_x, 0.5 + self.range_x),
-            "target_y": (-self.range_y, self.range_y),
-            "target_z": (self.low_z, self.high_z),
-        }
+        layout = self.model.layout
+        x, y = layout.around(self.range_x, self.range_y)
+        return {"target_x": x, "target_y": y, "target_z": (layout.height * self.low_z, layout.height * self.high_z)}
 
     def bind(self, model: mujoco.MjModel) -> int:
         return int(model.geom("target").id)

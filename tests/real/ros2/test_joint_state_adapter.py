@@ -94,14 +94,34 @@ def test_actions_reach_the_joints_that_they_name():
     assert np.allclose(ctrl[0], [1, 2, 3, 4, 5, 6, 7, 0.01, 0.01])  # each finger half of the opening
 
 
+def test_degrees_and_percentages_are_read_and_commanded_as_recorded():
+    wiring, degrees = replace(WIRING, opening=0.05), replace(ACTION, units=("%", *("deg",) * 7))
+    controller = NamedJoints(degrees, wiring, dt=0.05)
+    ctrl = controller.command(
+        np.array([[40.0, *np.rad2deg([3.0, 1.0, 2.0, 4, 5, 6, 7])]]), np.zeros((1, 3)), np.zeros(1)
+    )
+    assert np.allclose(ctrl[0], [1, 2, 3, 4, 5, 6, 7, 0.01, 0.01])  # 40% of 0.05 m
+    observer = JointStateObserver(replace(SPEC, action=degrees), wiring)
+    observer.take(["ball_x"], [0.25])
+    seen = observer(State(HOME, np.arange(7.0), 0.02))[STATE][0]
+    want = [*np.rad2deg(HOME[[2, 0, 1, 3, 4, 5, 6]]), 0.25, np.rad2deg(1.0), 40.0]
+    assert np.allclose(seen, want, atol=1e-4)
+    recorded = {"q": [1.0] * 7, "grip": -0.5}
+    in_m = replace(degrees, units=("m", *("deg",) * 7))
+    assert np.allclose(_effect({}, recorded, in_m, list(load_profile("panda").joints))[1:], np.rad2deg(1.0))
+    with pytest.raises(DataError, match="'gripper' is in %"):
+        _effect({}, recorded, degrees, list(load_profile("panda").joints))
+
+
 @pytest.mark.parametrize(
     ("change", "what"),
     [
         ({"reference": "commanded"}, "absolute joint targets are understood; these are commanded"),
         ({"names": ("gripper", "panda_joint9.pos", *ACTION.names[2:])}, r"'panda_joint9.pos' is no joint of 'panda'"),
         ({"names": ("gripper", ACTION.names[2], *ACTION.names[2:])}, "expected each of .* once"),
-        ({"units": ("m", "deg", *("rad",) * 6)}, "action.panda_joint3.pos: expected rad, found 'deg'"),
-        ({"units": ("%", *("rad",) * 7)}, "action.gripper: expected an opening in m"),
+        ({"units": ("m", "turn", *("rad",) * 6)}, "action.panda_joint3.pos: expected rad or deg, found 'turn'"),
+        ({"units": ("kg", *("rad",) * 7)}, "action.gripper: expected an opening in m"),
+        ({"units": ("%", *("rad",) * 7)}, "action.gripper: in %, and this wiring gives no opening"),
     ],
 )
 def test_actions_that_are_not_understood_are_refused(change, what):

@@ -12,10 +12,10 @@ pytest.importorskip("rclpy")
 from sensor_msgs.msg import JointState
 
 from robopolicy.real.ros2 import messages
-from robopolicy.real.ros2.joint_states import ARM, GRIPPER
+from robopolicy.real.ros2.joint_states import ARM
 from robopolicy.real.ros2.messages import StateReader
 from robopolicy.real.ros2.publishers import Endpoint, PublisherError, Publishers
-from robopolicy.real.ros2.wiring import WiringError, parse
+from robopolicy.real.ros2.wiring import GRIPPER, WiringError, parse
 from robopolicy.real.safety import SafetyError, load_profile
 from tests.real.ros2.test_images import Watched
 from tests.real.ros2.test_messages import HOME, NAMES, WIRING, changed, message

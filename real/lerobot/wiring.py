@@ -1,0 +1,129 @@
+"""Wirings of LeRobot's arms, configs/lerobot/*.yaml: which motor is which joint, and options of LeRobot's class."""
+
+from __future__ import annotations
+
+import datetime
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, NotRequired, TypedDict
+
+import pydantic
+
+from robopolicy import configs
+from robopolicy.core.errors import closest
+from robopolicy.core.types import IMAGES
+from robopolicy.core.untrusted import checked, read_yaml, refusing
+from robopolicy.real.ros2.channels import STRICT, CameraTopic, WiringError
+from robopolicy.real.ros2.wiring import FrameNames, PatienceFile, Short, Wiring, limits_file
+from robopolicy.real.safety import SafetyError, read_profile
+
+FOLDER = Path(configs.__file__).parent / "lerobot"
+SILENT = ("joint_states", "joint_commands", "robot_description", "keys", "trajectory", "gripper", "intervention")
+
+
+class _Gripper(TypedDict):
+    motor: str
+    opening_m: Annotated[float, pydantic.Field(gt=0.0, le=1.0)]
+
+
+class _Camera(TypedDict):
+    name: str
+    latency_s: Annotated[float, pydantic.Field(ge=0.0, le=1.0)]
+
+
+class _LeRobotDogs(TypedDict):
+    state: PatienceFile
+    images: PatienceFile
+
+
+@pydantic.with_config(STRICT)
+class LeRobotFile(TypedDict):
+    """A wiring file. All keys but `safety` must be given."""
+
+    robot: dict[str, Any]
+    changed: Annotated[str, pydantic.Field(pattern=r"^\d{4}-\d\d-\d\d$")] | None
+    limits: str
+    safety: NotRequired[dict[str, Any]]
+    tick_s: Annotated[float, pydantic.Field(ge=0.004, le=0.02)]
+    joints: dict[str, str]
+    reversed: tuple[str, ...]
+    gripper: _Gripper | None
+    frames: FrameNames
+    cameras: dict[Annotated[str, pydantic.Field(pattern=f"^{re.escape(IMAGES)}.")], _Camera]
+    watchdogs: _LeRobotDogs
+    plan_ahead_s: Short
+    grace_s: Short
+
+
+@dataclass(frozen=True)
+class LeRobotWiring:
+    """Wiring of one arm of LeRobot, checked.
+
+    Args:
+        arm: ticks, limits, frames, cameras and patience, as those of an arm over ROS 2; it has no topics.
+        robot: options of LeRobot's class, with its `type`.
+        changed: day of the arm's last mechanical change; None: unknown.
+        reversed: motors whose positive direction is the limits' negative one.
+        gripper: motor of the gripper; None: there is none.
+    """
+
+    arm: Wiring
+    robot: dict[str, Any]
+    changed: datetime.date | None
+    reversed: tuple[str, ...]
+    gripper: str | None
+
+    @property
+    def motors(self) -> tuple[str, ...]:
+        """Names of all motors, the gripper's last."""
+        return self.arm.joints if self.gripper is None else (*self.arm.joints, self.gripper)
+
+
+def wiring_names() -> list[str]:
+    return sorted(p.stem for p in FOLDER.glob("*.yaml"))
+
+
+def load_wiring(name: str) -> LeRobotWiring:
+    """Load a preset by name, or a file by path.
+
+    Raises:
+        WiringError: there is none, or it is wrong; names key, found and expected.
+    """
+    path = Path(name) if name.endswith((".yaml", ".yml")) else FOLDER / f"{name}.yaml"
+    if not path.is_file():
+        raise WiringError(f"wiring={name!r}: no such file, or preset of a LeRobot arm. {closest(name, wiring_names())}")
+    data = read_yaml(path, error=WiringError)
+    with refusing(path.name, WiringError):
+        return parse(data, path.name, path.parent)
+
+
+def parse(data: Any, where: str = "wiring", folder: Path = Path()) -> LeRobotWiring:
+    """Build a wiring from YAML values, checked; a path in `limits` is relative to `folder`. See `load_wiring`."""
+    found: Any = checked(LeRobotFile, data, where, error=WiringError)
+    file, safety, gripper = limits_file(found["limits"], where, folder), found.get("safety", {}), found["gripper"]
+    try:
+        profile = read_profile(file, **safety)
+    except SafetyError as error:
+        raise WiringError(f"{where}: limits, safety: {error}") from error
+    names, expected = tuple(found["joints"].values()), profile.joints
+    if tuple(found["joints"]) != expected:
+        raise WiringError(f"{where}: joints: expected {list(expected)}, in order; found {list(found['joints'])}")
+    motors = (*names, *([gripper["motor"]] if gripper else ()))
+    if len(set(motors)) < len(motors):
+        raise WiringError(f"{where}: joints, gripper: one motor stands for two joints: {list(motors)}")
+    if unknown := set(found["reversed"]) - set(names):
+        raise WiringError(f"{where}: reversed: {sorted(unknown)} are no motors of `joints`: {list(names)}")
+    dogs = found["watchdogs"]
+    if min(dogs["state"].slow, dogs["state"].hold, dogs["state"].fault) < 2 * found["tick_s"]:
+        raise WiringError(f"{where}: watchdogs.state: less than two ticks of {found['tick_s']} s. Give more")
+    rate = 1 / found["tick_s"]
+    arm = Wiring(
+        limits=profile.robot, limits_file=file, tick_s=found["tick_s"], lead_ticks=1, joints=names, gripper={},
+        frames=found["frames"], topics={**dict.fromkeys(SILENT), "features": None},
+        cameras={k: CameraTopic(c["name"], rate, latency_s=c["latency_s"]) for k, c in found["cameras"].items()},
+        watchdogs=dict(dogs), plan_ahead_s=found["plan_ahead_s"], grace_s=found["grace_s"], safety=safety,
+        opening=gripper["opening_m"] if gripper else 0.0,
+    )  # fmt: skip
+    changed = None if found["changed"] is None else datetime.date.fromisoformat(found["changed"])
+    return LeRobotWiring(arm, found["robot"], changed, found["reversed"], gripper["motor"] if gripper else None)

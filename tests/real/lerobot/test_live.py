@@ -1,0 +1,138 @@
+"""A policy of LeRobot's own data on LeRobot's class, in real time, on a mock bus with servos that follow at once."""
+
+from __future__ import annotations
+
+import threading
+import time
+from dataclasses import replace
+from itertools import chain
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from robopolicy.core.errors import SpecError
+from robopolicy.core.specs import PolicySpec
+from robopolicy.core.types import STATE, ActionSpec, Feature
+from robopolicy.policies.base import Policy
+from robopolicy.real.deploy.deploy_config import DeployConfig
+from robopolicy.real.lerobot import live
+from robopolicy.real.lerobot.mock_port import BusTrouble, MockPort
+from robopolicy.real.lerobot.wiring import parse
+from robopolicy.real.ros2 import policy_runtime
+from robopolicy.real.safety import SafetyError
+from tests.real.lerobot.rigs import Rig
+from tests.real.lerobot.test_wiring import data
+
+NAMES = tuple(f"{m}.pos" for m in (*data()["joints"], "gripper"))
+HOME = np.array([0.0, -0.06908, 0.21216, 1.42772, 0.0])
+IMAGE = "observation.images.front"
+ACTION = ActionSpec(
+    names=NAMES, units=(*("deg",) * 5, "%"), low=(*(-100.0,) * 5, 0.0), high=(*(100.0,) * 5, 100.0), frame="joint",
+    tcp="tcp", rotation="joint", reference="absolute", gripper=5, gripper_meaning="0 closed, 100 open",
+)  # fmt: skip
+
+
+class Turn(Policy):
+    """Turns the first joint by 5 degrees from where it is, and opens the gripper to 75%."""
+
+    def __init__(self, *, sees: bool = False) -> None:
+        super().__init__()
+        observation = {STATE: Feature((6,), names=NAMES)} | ({IMAGE: Feature((3, 24, 32), "uint8")} if sees else {})
+        self.spec = PolicySpec(observation, ACTION, 0.05, 1, 8, 4, ("turn",))
+
+    def act(self, obs: Any, *, noise: Any = None, deterministic: bool = False) -> torch.Tensor:
+        action = obs[STATE][:, -1].clone()
+        action[:, 0] += 5.0
+        action[:, 5] = 75.0
+        return action[:, None].expand(1, 8, -1).clone()
+
+
+class Desk:
+    """An operator and an arm: `answers` to the prompts, and goals that were sent."""
+
+    def __init__(self, folder: Any, policy: Policy, monkeypatch: Any, *, trouble: BusTrouble | None = None) -> None:
+        self.rig = Rig(folder)
+        self.rig.port = MockPort(self.rig.calibration, clock=time.monotonic, sleep=time.sleep, trouble=trouble)
+        counts = {i + 1: 2047 + round(q * 4095 / 2 / np.pi) for i, q in enumerate(HOME)} | {6: 2048}
+        self.rig.port.positions = lambda: counts | self.rig.port.goals
+        self.answers, self.prompts = iter(["", "y", "q"]), list[str]()
+        monkeypatch.setattr(policy_runtime, "load_policy", lambda *a, **k: policy)
+        monkeypatch.setattr(live, "with_own_task", lambda config: config)
+        monkeypatch.setattr(live, "policy_id_of", lambda config: "test")
+        monkeypatch.setattr(live, "load_wiring", lambda name: self.wiring)
+        self.wiring = self.rig.wiring
+        self.robot: Any = None
+
+    def make(self, options: Any) -> Any:
+        self.robot = self.rig.robot()
+        return self.robot
+
+    def run(self, seconds: float, **options: Any) -> Any:
+        drive = replace(DeployConfig(checkpoint="x").drive, episode_s=seconds)
+        config = DeployConfig(checkpoint="x", robot="lerobot", process=False, drive=drive, task=None, **options)
+        return live.run_live(
+            config, make=self.make, ask=lambda prompt: self.prompts.append(prompt) or next(self.answers)
+        )
+
+
+def test_an_episode_from_prompt_to_standstill(tmp_path, monkeypatch, capsys):
+    desk = Desk(tmp_path, Turn(), monkeypatch)
+    (episode,) = desk.run(1.5)
+    goals = desk.rig.port.goals
+    turned = (goals[1] - 2047) * 2 * np.pi / 4095
+    assert turned > 0.05 and abs(goals[4] - 2047 - HOME[3] * 4095 / 2 / np.pi) <= 20
+    assert goals[6] == 1024 + 0.75 * 2048
+    assert episode.success and episode.mode != "FAULT" and episode.reasons["time"] > 0
+    assert not desk.rig.port.is_open and not any(t.name == "bus" for t in threading.enumerate())
+    said = capsys.readouterr().out
+    assert "limits so101" in said and "bus: " in said and len(desk.prompts) == 3
+
+
+def test_a_silent_bus_ends_the_episode_with_a_fault(tmp_path, monkeypatch):
+    desk = Desk(tmp_path, Turn(), monkeypatch)
+    threading.Timer(1.0, lambda: setattr(desk.rig.port, "trouble", BusTrouble(drop=1.0))).start()
+    desk.answers = iter(chain(["", "n"], ["q"] * 3))
+    (episode,) = desk.run(30.0)
+    assert episode.mode == "FAULT" and episode.reasons["fault:state"] and not episode.success
+
+
+def test_a_dry_run_sends_nothing(tmp_path, monkeypatch):
+    desk = Desk(tmp_path, Turn(), monkeypatch)
+    desk.run(0.5, dry_run=True)
+    assert not desk.rig.port.goals
+
+
+def test_a_camera_that_the_policy_sees_must_be_in_the_wiring(tmp_path, monkeypatch):
+    with pytest.raises(
+        SpecError, match=r"observation\.images\.front: the policy sees it, the wiring's `cameras` lack it"
+    ):
+        Desk(tmp_path, Turn(sees=True), monkeypatch).run(0.5)
+
+
+def test_pictures_reach_the_policy_and_a_frozen_camera_holds_the_arm(tmp_path, monkeypatch):
+    desk = Desk(tmp_path, Turn(sees=True), monkeypatch)
+    desk.wiring = parse(data(cameras={IMAGE: {"name": "top", "latency_s": 0.0}}))
+    make, since = desk.make, time.monotonic()
+
+    def with_camera(options: Any) -> Any:
+        robot = make(options)
+        read = robot.get_observation
+        robot.observation_features["top"] = (48, 64, 3)  # a cached property of LeRobot's class
+        shade = lambda: min(int(20 * (time.monotonic() - since)), 60)  # noqa: E731
+        robot.get_observation = lambda: {**read(), "top": np.full((48, 64, 3), shade(), np.uint8)}
+        return robot
+
+    desk.make = with_camera
+    desk.answers = iter(["", "n", "q"])
+    (episode,) = desk.run(30.0)
+    assert episode.reasons[IMAGE] > 0 and episode.mode == "FAULT" and episode.reasons[f"fault:{IMAGE}"]
+
+
+def test_an_arm_that_moves_is_not_activated(tmp_path, monkeypatch):
+    desk = Desk(tmp_path, Turn(), monkeypatch)
+    begun = time.monotonic()
+    desk.rig.port.positions = lambda: dict.fromkeys(range(1, 7), 1500 + int(400 * (time.monotonic() - begun)))
+    with pytest.raises(SafetyError, match=r"state: the arm moves at 0\.\d+ rad/s"):
+        desk.run(0.5)
