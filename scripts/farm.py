@@ -12,6 +12,7 @@ limit, and resets are counted.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import functools
 import os
 import random
@@ -181,8 +182,12 @@ def pids() -> list[int]:
     """Return the workers' process ids: children of this process, or actors of Ray."""
     import psutil
 
-    found = psutil.Process().children(recursive=True)
-    return [p.pid for p in found if "spawn_main" in " ".join(p.cmdline()) or p.name().startswith("ray::RayHost")]
+    found = []
+    for process in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.Error):  # it has just ended
+            if "spawn_main" in " ".join(process.cmdline()) or process.name().startswith("ray::RayHost"):
+                found.append(process.pid)
+    return found
 
 
 def differing(rows: Any, others: Any) -> int:
