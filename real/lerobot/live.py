@@ -121,7 +121,10 @@ class Session:
         self.stop, loop, changed, ticks, reasons = "", self.loop, 0, 0, Counter[str]()
         self.arm.forget()
         self.ready()
+        until = time.monotonic() + FIRST
         while not self.arm.fresh:  # the state that the loop starts from
+            if time.monotonic() > until:
+                raise SafetyError(f"robot: no state comes any more. {self.arm.error}")
             time.sleep(0.1 * self.arm.dt)
         self.runtime.begin(self.chain, seed)
         loop.counts.clear()
