@@ -44,8 +44,9 @@ class LeRobotArm:
         pictures: takes an observation's values by name, after each reading; for cameras.
 
     Attributes:
-        counts: `reads`, `reads_failed`, `reads_late`, `pictures_failed`, `writes_failed`, `caught_up` (a goal was put off, as the bus had
-            been late), `stop_played` (the loop was late), `driver_changed` (LeRobot sent another action).
+        counts: `reads`, `reads_failed`, `reads_late`, `pictures_failed`, `writes_failed`, `caught_up` (a goal was put
+            off, as the bus had been late), `stop_played` (the loop was late), `driver_changed` (LeRobot sent another
+            action).
         error: text of the newest failure.
         sent: [n] rad, the newest goal; None: none yet.
     """
