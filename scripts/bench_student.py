@@ -4,7 +4,8 @@
 
 Settings inference/N: `ratio` of the teacher's seconds for a chunk for each of N observations over the student's, median
 over rounds in which the sides alternate, with its 95% bootstrap interval. one_step also holds the student's
-`chunks_per_s`. Observations are the task's first ones. One thread.
+`chunks_per_s`. A residual's time is that of its base's chunk and of one correction; its settings are refined/N.
+Observations are the task's first ones. One thread.
 """
 
 from __future__ import annotations
@@ -22,37 +23,42 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import torch
 
 from robopolicy import sim
-from robopolicy.core.types import Obs, VecEnv
+from robopolicy.core.types import BASE_ACTION, Obs, VecEnv, newest
 from robopolicy.envs.wrappers import HistoryEnv
 from robopolicy.evaluation.statistics import bootstrap
-from robopolicy.policies.base import Policy
+from robopolicy.policies.base import Policy, with_bases
 from robopolicy.reporting.result_rows import Evidence, measured, write
 from robopolicy.runs.checkpointer import load_policy
 
 SIZES = (1, 64)
 
 
-def part(policy: Policy, obs: Obs) -> Obs:
-    """What it reads of observations [N To ...]."""
-    return {key: obs[key][:, -policy.spec.n_obs_steps :] for key in policy.spec.observation}
+def chunk(policy: Policy, obs: Obs, noise: list[torch.Tensor]) -> torch.Tensor:
+    """A chunk for observations [N To ...], from the noise of each policy in it, the lowest first."""
+    for member, own in zip(reversed(with_bases(policy)), noise, strict=True):
+        actions = member.act(newest(obs, member.spec), noise=own)
+        obs = {**obs, BASE_ACTION: actions[:, 0]}
+    return actions
 
 
 @torch.no_grad()
 def bench(id: str, sides: list[Policy], env: VecEnv, *, rounds: int, calls: int) -> list[Evidence]:
-    obs = HistoryEnv(env, max(policy.spec.n_obs_steps for policy in sides)).reset()
+    members = [list(reversed(with_bases(policy))) for policy in sides]
+    obs = HistoryEnv(env, max(member.spec.n_obs_steps for side in members for member in side)).reset()
+    kind = "refined" if sides[0].base is not None else "inference"
     pairs = []
     for i in range(rounds + 1):  # the first round warms up
         times = []
-        for policy in sides:
-            mine, noise = part(policy, obs), torch.randn(env.num_envs, *policy.noise_shape)
+        for policy, side in zip(sides, members, strict=True):
+            noise = [torch.randn(env.num_envs, *member.noise_shape) for member in side]
             began = perf_counter()
             for _ in range(calls):
-                policy.act(mine, noise=noise)
+                chunk(policy, obs, noise)
             times.append((perf_counter() - began) / calls)
         pairs += [times] if i else []
     teacher, student = (1e3 * statistics.median(t) for t in zip(*pairs, strict=True))
     ratio = measured(
-        id=id, setting=f"inference/{env.num_envs}", metric="ratio",
+        id=id, setting=f"{kind}/{env.num_envs}", metric="ratio",
         interval=bootstrap([[a / b] for a, b in pairs], statistic=statistics.median),
         notes=f"teacher {teacher:.2f}, student {student:.3f} ms; one thread",
     )  # fmt: skip

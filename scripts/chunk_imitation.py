@@ -38,11 +38,11 @@ from robopolicy.training.policy_builders import build_policy_for, load_base
 from robopolicy.training.train import train
 from robopolicy.training.train_config import TrainConfig
 from robopolicy.utils.threads import set_threads
-from scripts.experiment_list import PICK, PICK_FLOW, VLA_ROUGH, Base
+from scripts.experiment_plan import BASES, Base
 from scripts.experiments import task_of, train_base
 
 ROOT, ID = Path(__file__).resolve().parents[1], "chunk_imitation"
-BASES = {"pick": PICK, "flow": PICK_FLOW, "vla": VLA_ROUGH}
+IMITATED = {"pick": BASES["pick"], "flow": BASES["pick_flow"], "vla": BASES["vla_rough"]}
 SOURCES = {"pa_rl": (), "aloe": (), "demonstrations": ("loop.demo_fraction=1",)}  # overrides of each
 EVALUATED = (0, 400, 800, 1600)  # policy updates
 
@@ -107,7 +107,7 @@ def main() -> None:
     parser.add_argument("overrides", nargs="*", help="of `robopolicy train`, e.g. algo.average=1")
     parser.add_argument("--out", type=Path, default=Path("runs/experiments"), help="run directories go here")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2], help="training seeds")
-    parser.add_argument("--bases", nargs="+", choices=BASES, default=["pick", "flow"])
+    parser.add_argument("--bases", nargs="+", choices=IMITATED, default=["pick", "flow"])
     parser.add_argument("--sources", nargs="+", choices=SOURCES, default=list(SOURCES))
     parser.add_argument("--record", action="store_true", help=f"add to docs/results/{ID}.json")
     options = parser.parse_args()
@@ -116,7 +116,7 @@ def main() -> None:
     set_threads(1)
     for name in options.bases:
         for seed in options.seeds:
-            base, rows = BASES[name], list[Evidence]()
+            base, rows = IMITATED[name], list[Evidence]()
             folder = options.out.resolve() / "bases" / f"{base.name}-{seed}"
             train_base(options.out, base, seed, 1)
             for source in options.sources:

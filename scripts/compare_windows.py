@@ -31,7 +31,7 @@ from robopolicy.config.instantiate import build
 from robopolicy.core.errors import DataError
 from robopolicy.core.rng import keyed_uniform
 from robopolicy.core.types import STATE, VecEnv
-from robopolicy.datasets.episodes import Episodes
+from robopolicy.datasets.episodes import Episodes, take
 from robopolicy.policies.base import Policy
 from robopolicy.policies.normalizer import ACTION
 from robopolicy.runs.checkpointer import load_policy
@@ -39,7 +39,7 @@ from robopolicy.world_models.models.dynamics import History
 from robopolicy.world_models.models.trajectories import Trajectories, load_trajectories
 from robopolicy.world_models.models.windows import Window
 from robopolicy.world_models.models.world import World, load_world
-from robopolicy.world_models.training.data import load_source, split, take
+from robopolicy.world_models.training.data import load_source, split
 from robopolicy.world_models.training.synthetic import check_belongs, check_policy, frames_of, guide_of
 
 STEPS = (1, 5, 10, 20)

@@ -81,7 +81,7 @@ def description(place: str, todo: list[str]) -> dict[str, Any]:
 
         own = {k: keys(schema.signature(type(make_task(k))), todo, [type(make_task(k))]) for k in task_names()}
         base = {**schema._reflect(target, ()).known, **schema.signature(SimEnv).known}
-        return found | {"keys": keys(schema.Signature(base, False, frozenset()), todo, [target, SimEnv]),
+        return found | {"keys": keys(schema.Signature(base, False, frozenset()), todo, [target, *sources(SimEnv)]),
                         "further": ["task", own]}  # fmt: skip
     known = schema.signature(target)
     found["keys"] = keys(known, todo, sources(target))

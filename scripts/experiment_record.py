@@ -13,9 +13,10 @@ import pandas as pd
 from robopolicy.evaluation.compare import compare, worse_than_base
 from robopolicy.evaluation.episode_table import EpisodeTable
 from robopolicy.evaluation.forgetting import forgetting
+from robopolicy.evaluation.statistics import Interval, unpaired_difference
 from robopolicy.reporting.result_rows import Evidence, measured, of_rows, pooled
 from robopolicy.reporting.results_page import CURVE
-from scripts.experiment_list import Experiment, Setting, trains
+from scripts.experiment_plan import Experiment, Setting, trains
 
 Job = tuple[Setting, str, int]  # a setting, the name of one of its refinements, a training seed
 
@@ -56,7 +57,9 @@ def record(
         if all(key in rows for key in keys):
             whole[label] = [replace(rows[key], command=command) for key in keys]
     every = [*rows.values(), *(pooled(rates) for rates in whole.values())]
-    refined = [label for label in labels if label.endswith("refined")]
+    every += [row for name, pair in experiment.compared.items() if set(pair) <= set(whole)
+              for row in _compared(id, command, name, *(whole[label] for label in pair))]  # fmt: skip
+    refined = [f"{s.prefix}refined" for s in experiment.settings if s.in_mean and "refined" in s.refine]
     if "mean" in experiment.extra and all(label in whole for label in refined):
         rates = {label: fmean([row.value for row in whole[label]]) for label in refined}
         commits = dict.fromkeys(c for label in refined for row in whole[label] for c in row.commit.split())
@@ -66,6 +69,15 @@ def record(
                      notes=", ".join(f"{k.split('/')[0]} {100 * v:.1f}%" for k, v in rates.items()))
         )  # fmt: skip
     return every
+
+
+def _compared(id: str, command: str, name: str, a: Sequence[Evidence], b: Sequence[Evidence]) -> Iterator[Evidence]:
+    """Yield the success rates `b` less `a`, of each training seed and of all episodes; the episodes are not paired."""
+    for before, now in zip([*a, pooled(a)], [*b, pooled(b)], strict=True):
+        rates = [Interval(r.value, r.low, r.high) for r in (before, now) if r.low is not None and r.high is not None]
+        yield measured(id=id, setting=name, metric="difference", interval=unpaired_difference(*rates), seeds=now.seeds,
+                       episodes=now.episodes, command=command, commit=now.commit,
+                       notes=f"{now.setting} less {before.setting}; Newcombe")  # fmt: skip
 
 
 def _curve_of(setting: str) -> str:

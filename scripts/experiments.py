@@ -26,7 +26,7 @@ from robopolicy.datasets.metadata import recorded
 from robopolicy.evaluation.episode_table import EpisodeTable
 from robopolicy.reporting.result_rows import read, write
 from robopolicy.utils.provenance import commit, write_provenance
-from scripts.experiment_list import EXPERIMENTS, Base, Setting, trains
+from scripts.experiment_plan import EXPERIMENTS, Base, Setting, trains
 from scripts.experiment_record import Found, record, save_rows
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -113,7 +113,7 @@ def train_base(out: Path, base: Base, seed: int, threads: int) -> None:
         train_lerobot(base, folder, seed, threads, log)
     else:
         robopolicy("train", "algo=bc", *task_of(base), f"dataset={data}", f"run_dir={run}", f"seed={seed}",
-                   f"threads={threads}", "tracker=local", *base.overrides, threads=threads, log=log)  # fmt: skip
+                   f"threads={threads}", "tracker=local", *base.bc, threads=threads, log=log)  # fmt: skip
     if not finished(run / "episodes.csv", policy_of(base, folder)):
         evaluate(base, policy_of(base, folder), threads, log, *task_of(base), f"out={run}")
     print(f"{folder.name}: {EpisodeTable.load(run / 'episodes.csv').summary()}", flush=True)

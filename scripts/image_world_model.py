@@ -26,7 +26,7 @@ from robopolicy.evaluation.compare import compare
 from robopolicy.reporting.result_rows import Evidence, measured, of_rows, pooled, write
 from robopolicy.runs.checkpointer import Checkpointer
 from robopolicy.utils.provenance import command
-from scripts.experiment_list import Base
+from scripts.experiment_plan import Base
 from scripts.experiments import ROOT
 from scripts.imagination import SEEDS, TRIALS, Arm, ImaginationTrial
 

@@ -54,7 +54,7 @@ from robopolicy.evaluation.episode_table import EpisodeTable
 from robopolicy.evaluation.statistics import Interval, unpaired_difference
 from robopolicy.reporting.result_rows import Evidence, measured, of_rows, pooled, write
 from robopolicy.utils.provenance import command
-from scripts.experiment_list import EARLIER_FAST, SUITE, Base
+from scripts.experiment_plan import EXPERIMENTS, Base
 from scripts.experiments import ROOT, envs_of, policy_of, robopolicy, task_of, train_base
 
 SEEDS = (0, 1, 2)  # a pool is made only of all of them
@@ -62,14 +62,15 @@ TRIALS = 100  # training seeds from here on
 ENSEMBLE, CHUNKS = "ensemble", "chunk_transformer"  # kinds of models; all else was recorded with the first
 ONE = "algo.critic_warmup=1"  # rollout, with which `dppo` and `free` were recorded; the default has become 3
 # Nothing but a penalty holds a residual of full range to the base, and it finds where the model errs sooner.
-HELD = (*EARLIER_FAST, "algo.penalty_final=0.3")
+EARLIER = "experiment=residual_earlier_fast"
+HELD = (EARLIER, "algo.penalty_final=0.3")
 NONE = "loop.demo_fraction=0"  # of a batch is recorded
 BRANCHED = (*HELD, "world.branch=10")
 IMAGINED = {
     "dppo": ("algo=dppo", ONE),
     "loose": ("algo=dppo", "algo.anchor=0.003"),
     "free": ("algo=dppo", ONE, "algo.anchor=0", "world.gate=null"),
-    "residual": (*EARLIER_FAST, "policy.scale=0.1", "loop.total_steps=60000", NONE),
+    "residual": (EARLIER, "policy.scale=0.1", "loop.total_steps=60000", NONE),
     "wide": (*HELD, NONE),
     "mixed": HELD,
     "branched": BRANCHED,
@@ -84,14 +85,14 @@ IMAGINED = {
 DREAMT = [arm for arm in IMAGINED if "rounds" not in arm]  # evaluated in imagination too
 IDS = {**dict.fromkeys(("rounds", "branched_rounds", "control"), "coevolution"), "real": "imagination_real_steps"}
 LEARNED = {  # without a model
-    "model_free": (*EARLIER_FAST, "loop.total_steps=100000"),
+    "model_free": (EARLIER, "loop.total_steps=100000"),
     "real": ("algo=dppo", "loop.eval_every=20480", "loop.total_steps=204800", "validation_episodes=200"),
-    "control": (*EARLIER_FAST, "loop.total_steps=5000", "loop.warmup_steps=1000", "loop.updates_per_step=4"),
+    "control": (EARLIER, "loop.total_steps=5000", "loop.warmup_steps=1000", "loop.updates_per_step=4"),
 }
 ARMS = (*IMAGINED, *LEARNED)
 # Noise makes many episodes miss by less than a model can tell; the default of 0.97 then finds one success in eight.
 PRECISION = "loop.success.precision=0.9"
-BASES = {base.task: base for base in SUITE}
+BASES = {setting.base.task: setting.base for setting in EXPERIMENTS["native_suite_residual"].settings}
 TURN = "world_model.periods.turn=1.5707963"  # of a cube, which looks the same after a quarter
 EPISODES = {"pick": 1_200}  # of the base with noise, where 2,000 would be more than 100,000 transitions
 MODELS = {"push": (TURN,), "pick": (TURN,), "stack": (TURN,)}  # what the model is told about a task's state

@@ -25,6 +25,8 @@ import torch
 from numpy.typing import NDArray
 
 from robopolicy import sim
+from robopolicy.cli.verbs import find_verb
+from robopolicy.config.compose import compose
 from robopolicy.core.rng import episode_seeds
 from robopolicy.evaluation import rollout
 from robopolicy.evaluation.statistics import wilson
@@ -35,9 +37,12 @@ from robopolicy.real.deploy.deployment import prepare
 from robopolicy.real.safety import load_profile
 from robopolicy.reporting.result_rows import Evidence, measured, of_rows, write
 from robopolicy.runs.checkpointer import load_policy
-from scripts.experiment_list import LIMITS_DT, LIMITS_SPEED, PICK
+from scripts.experiment_plan import BASES, EXPERIMENTS
 
 ROOT, ID = Path(__file__).resolve().parents[1], "trained_under_limits"
+TRAINED = ["task=pick", *EXPERIMENTS[ID].settings[0].refine["limited"]]
+FILTER = compose(find_verb("train"), TRAINED, checked=False)["task"]["joint_filter"]
+DT, SPEED = FILTER["dt"], FILTER["profile"]["tcp_speed"]  # s, m/s
 CHANGED = np.radians(0.01)
 ENVS = 100
 
@@ -63,7 +68,7 @@ class Counting(SafetyFilter):
 
 
 def measure(checkpoint: Path, setting: str, seed: int, episodes: int) -> Iterator[Evidence]:
-    limits = Counting(load_profile("panda", tcp_speed=LIMITS_SPEED), dt=LIMITS_DT)
+    limits = Counting(load_profile("panda", tcp_speed=SPEED), dt=DT)
     env = sim.make("pick", num_envs=ENVS, joint_filter=limits)
     policy = load_policy(checkpoint, env=env.spec)
 
@@ -71,7 +76,7 @@ def measure(checkpoint: Path, setting: str, seed: int, episodes: int) -> Iterato
         limits.mask = np.isin(np.arange(ENVS), [r.slot for r in running])
 
     rows = rollout.evaluate(policy, env, episode_seeds("test", 0, episodes), policy_id=setting, watch=watch)
-    notes = f"under the limits, {LIMITS_SPEED} m/s; {limits.steps} control steps"
+    notes = f"under the limits, {SPEED} m/s; {limits.steps} control steps"
     yield of_rows(rows, id=ID, setting=setting, seed=seed, notes=notes)
     for metric, value in (
         ("intervention_rate", limits.changed / limits.steps),
@@ -84,9 +89,9 @@ def measure(checkpoint: Path, setting: str, seed: int, episodes: int) -> Iterato
 
 def deployed(checkpoint: Path, setting: str, seed: int, episodes: int) -> Evidence:
     seeds = tuple(int(s) for s in episode_seeds("test", 0, episodes))
-    d = prepare(DeployConfig(checkpoint=checkpoint, safety={"tcp_speed": LIMITS_SPEED}), seeds=seeds)
+    d = prepare(DeployConfig(checkpoint=checkpoint, safety={"tcp_speed": SPEED}), seeds=seeds)
     done = [e.success for e in ROBOTS["mujoco"](d)]
-    notes = f"in the control loop, {LIMITS_SPEED} m/s"
+    notes = f"in the control loop, {SPEED} m/s"
     return measured(
         id=ID, setting=setting, metric="success_rate", interval=wilson(sum(done), len(done)), seeds=seed,
         episodes=len(done), notes=notes,
@@ -104,7 +109,7 @@ def main() -> None:
     torch.set_num_threads(1)
     rows: list[Evidence] = []
     for seed in args.seeds:
-        places = {"base": args.runs / "bases" / f"{PICK.name}-{seed}" / "bc"}
+        places = {"base": args.runs / "bases" / f"{BASES['pick'].name}-{seed}" / "bc"}
         places |= {name: args.runs / ID / f"{name}-{seed}" for name in ("free", "limited")}
         for name, checkpoint in places.items():
             new = list(measure(checkpoint, f"{name}/under_limits", seed, args.episodes))

@@ -17,12 +17,13 @@ ROOT = Path(__file__).resolve().parents[1]
 GENERATED = ROOT / "docs" / "results.md"  # rows of the past: each command ran at the commit that its row names
 PROGRAMS = ("robopolicy", "lerobot-train", "lerobot-eval", "python", "pip", "ros2", "bash", "./scripts/")
 ROOTS = (  # keys that hold others in the configs of the verbs
-    "algo", "bag", "coevolve", "drive", "expert", "grid", "hdf5", "loop", "policy", "task", "tracker",
+    "algo", "bag", "coevolve", "drive", "expert", "grid", "hdf5", "imitate", "loop", "offline", "one_step", "online",
+    "policy", "task", "tracker",
     "variants", "world", "world_model", "world_model_report",
 )  # fmt: skip
 VERBS = (
-    "compare", "convert", "demos", "deploy", "eval", "export", "quickstart", "refine", "replay", "report", "robustness",
-    "serve", "teleop", "train",
+    "compare", "convert", "demos", "deploy", "eval", "export", "gate", "pipeline", "quickstart", "refine", "replay",
+    "report", "robustness", "serve", "teleop", "train",
 )  # fmt: skip
 FILES = (".py", ".md", ".yaml", ".sh", ".json", ".in", ".txt", ".toml")
 OUTPUT = ("runs/", "data/", "policies/", "bags", "my_", "<", "train/", "eval/", "places/", "rough/", "first_try/",
@@ -44,6 +45,7 @@ NOT_RUN: tuple[tuple[str, str], ...] = (  # (pattern of the text, why nothing is
     (r"^ros2 ", "needs a ROS 2 installation, which no wheel brings"),
     (r"^pip install", "asks a package index"),
     (r"^python -m lerobot\.scripts\.convert_dataset", "LeRobot's own, for a dataset of an older format"),
+    (r"^robopolicy gate", "needs rollouts with successes, which a base of twenty updates has not"),
     (r"^python -m pytest", "CI runs the tests"),
     (r"^python -m mkdocs", "CI builds the site; `serve` runs until Ctrl-C"),
 )

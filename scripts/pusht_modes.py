@@ -31,7 +31,7 @@ from robopolicy.policies.base import Policy
 from robopolicy.reporting.result_rows import Evidence, measured, write
 from robopolicy.runs.checkpointer import load_policy
 from robopolicy.sim.tasks.pusht import PushT
-from scripts.experiment_list import EXPERIMENTS, PUSHT
+from scripts.experiment_plan import BASES, EXPERIMENTS
 
 ROOT, ID = Path(__file__).resolve().parents[1], "pusht_dppo"
 MOVED = 0.002  # m, or rad of turn times 0.05 m
@@ -104,7 +104,7 @@ def main() -> None:
     torch.set_num_threads(1)
     rows = []
     for seed in args.seeds:
-        base = args.runs / "bases" / f"{PUSHT.name}-{seed}" / "bc"
+        base = args.runs / "bases" / f"{BASES['pusht'].name}-{seed}" / "bc"
         refined = args.runs / EXPERIMENTS[ID].runs / f"pusht-refined-{seed}"
         for setting, checkpoint in (("pusht/base", base), ("pusht/refined", refined)):
             rows += measure(checkpoint, setting, seed, args.starts, args.repeats)

@@ -1,14 +1,14 @@
-"""Paired episodes over ROS 2 and in process, with the same limits: does the policy do as well?
+"""Paired episodes over ROS 2 and in process without a delay, with the same limits: does the policy do as well?
 
     python scripts/ros2_episodes.py --base runs/pick_base --refined runs/pick_dppo [--limited runs/pick_limited]
-        [--episodes 200] [--only refined_latency] [--out runs/ros2_episodes] [--record] [safety.tcp_speed=1.0 …]
+        [--episodes 500] [--only refined_latency] [--out runs/ros2_episodes] [--record] [safety.tcp_speed=1.0 …]
 
 `limited`: a policy that was trained under these limits; `delayed`: and with actions that come up to a control step late
-(`task.randomization.latency`). Settings: each policy, and each with 50 ms added latency and 5% lost messages
-(base_latency, …), on either side of the comparison; by --only also with real-time chunking, base_rtc and
-base_latency_rtc (a residual has no chunk to go on from). All in real time: the machine must have two cores to itself;
-with _lockstep at the end of a setting's name it is simulated time. Finished episodes are kept as lines of JSON in
---out; the same command, at the same commit, goes on there.
+(`task.randomization.latency`). Settings: each policy, and each with 50 ms added latency and 5% lost messages over ROS 2
+(base_latency, …); by --only also with real-time chunking, base_rtc and base_latency_rtc (a residual has no chunk to go
+on from), and with _measured at the end: plans begin from the measured state (`predict=false`). All in real time: the
+machine must have two cores to itself; with _lockstep it is simulated time. Finished episodes are kept as lines of JSON
+in --out; the same command, at the same commit, goes on there.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from robopolicy.real.deploy.simulated_arm import Episode
 from robopolicy.reporting.result_rows import Evidence, measured, write
 from robopolicy.utils.provenance import commit
 
-LATENCY, LOST = 0.05, 0.05
+LATENCY_MS, LOST = 50, 0.05
 KINDS = ("base", "refined", "limited", "delayed")
 SIDES = {"in_process": "mujoco", "ros2": "mujoco_ros2"}
 
@@ -41,24 +41,18 @@ SIDES = {"in_process": "mujoco", "ros2": "mujoco_ros2"}
 def play(args: argparse.Namespace, setting: str, safety: dict[str, float]) -> dict[str, dict[int, dict[str, Any]]]:
     """Episodes of both sides by seed; those on disk are not played again."""
     kind, *more = setting.split("_")
-    bad_line, chunking = "latency" in more, "rtc" if "rtc" in more else "async"
+    chunking = "rtc" if "rtc" in more else "async"
     seeds = tuple(int(s) for s in episode_seeds("test", 0, args.episodes))
     found: dict[str, dict[int, dict[str, Any]]] = {}
     for side, robot in SIDES.items():
-        file = args.out / f"{setting if side == 'ros2' else setting.removesuffix('_lockstep')}-{side}.jsonl"
-        head = {
-            "checkpoint": str(getattr(args, kind)),
-            "commit": commit(),
-            "safety": safety,
-            "latency": LATENCY * bad_line,
-            "lost": LOST * bad_line,
-            **({"chunking": chunking} if chunking != "async" else {}),
-        }
+        late = side == "ros2" and "latency" in more
+        ways: dict[str, Any] = {"latency_ms": LATENCY_MS, "lost": LOST} if late else {}
+        if side == "ros2":
+            ways |= {"chunking": chunking, "predict": "measured" not in more, "lockstep": "lockstep" in more}
+        file = args.out / f"{setting if side == 'ros2' else kind}-{side}.jsonl"
+        head = {"checkpoint": str(getattr(args, kind)), "commit": commit(), "safety": safety, **ways}
         done = read(file, head)
-        config = DeployConfig(
-            checkpoint=getattr(args, kind), safety=safety, latency_ms=round(1000 * head["latency"]), lost=head["lost"],
-            chunking=chunking, lockstep="lockstep" in more,
-        )  # fmt: skip
+        config = DeployConfig(checkpoint=getattr(args, kind), safety=safety, **ways)
         deployment = prepare(config)
         for attempt in range(3):  # a process that was lost is started again
             left = tuple(s for s in seeds if s not in done)
@@ -118,7 +112,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     for kind in KINDS:
         parser.add_argument(f"--{kind}", type=Path)
-    parser.add_argument("--episodes", type=int, default=200)
+    parser.add_argument("--episodes", type=int, default=500)
     parser.add_argument("--out", type=Path, default=Path("runs/ros2_episodes"))
     parser.add_argument("--only", action="append", default=[])
     parser.add_argument("--record", action="store_true", help="write docs/results/closed_loop_ros2.json too")
@@ -131,7 +125,8 @@ def main() -> None:
     rows = []
     for setting in settings:
         note = f"limits {safety or 'as by default'}; {'simulated time' if 'lockstep' in setting else 'real time'}"
-        note += f"; {1000 * LATENCY:.0f} ms latency, {100 * LOST:.0f}% lost, both sides" * ("_latency" in setting)
+        note += f"; {LATENCY_MS} ms latency, {100 * LOST:.0f}% lost over ROS 2" * ("_latency" in setting)
+        note += "; planned from the measured state" * ("_measured" in setting)
         note += "; chunking=rtc" * ("_rtc" in setting)
         rows += rows_of(setting, play(args, setting, safety), note)
     print(*(json.dumps(asdict(row), ensure_ascii=False) for row in rows), sep="\n")

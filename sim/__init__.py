@@ -13,6 +13,7 @@ from robopolicy.sim.experts.waypoints import Expert
 from robopolicy.sim.randomization import Randomization
 from robopolicy.sim.tasks import make_task, register, task_names
 from robopolicy.sim.tasks.base import Task
+from robopolicy.utils.point_clouds import PointCloud
 
 __all__ = ["Expert", "Randomization", "SimEnv", "Task", "make", "make_expert", "make_native", "register", "task_names"]
 
@@ -31,6 +32,8 @@ def make(task: str | Task, num_envs: int, seed: int = 0, **kw: Any) -> SimEnv:
     task_kw = {k: v for k, v in kw.items() if k not in env_keys}
     if isinstance(env_kw.get("randomization"), dict):
         env_kw["randomization"] = Randomization(**env_kw["randomization"])
+    if isinstance(env_kw.get("cloud"), dict):
+        env_kw["cloud"] = PointCloud(**env_kw["cloud"])
     if isinstance(task, str):
         default = make_task(task)
         known = {f.name for f in fields(default)} if is_dataclass(default) else set()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -12,6 +13,7 @@ from numpy.typing import NDArray
 
 from robopolicy.core.errors import ConfigError
 
+Array = NDArray[np.float64]
 Range = tuple[float, float]
 _LATEST = 1000  # control steps
 
@@ -25,14 +27,15 @@ class Randomization:
         friction: scale of all sliding friction coefficients.
         damping: scale of joint damping and of the servos' velocity gains.
         sensor_noise: standard deviation added to every entry of `observation.state`, in its own SI unit.
-        latency: (fewest, most) control steps by which an action is late; drawn per episode.
+        latency: (fewest, most) control steps by which an action is late; drawn per episode. Two whole numbers: whole
+            steps. Else parts of a step too: the arm then goes on with the earlier action for the first part of a step.
     """
 
     mass: Range = (1.0, 1.0)
     friction: Range = (1.0, 1.0)
     damping: Range = (1.0, 1.0)
     sensor_noise: float = 0.0
-    latency: tuple[int, int] = (0, 0)
+    latency: tuple[int | float, int | float] = (0, 0)
 
     def __post_init__(self) -> None:
         for key in ("mass", "friction", "damping"):
@@ -50,6 +53,16 @@ class Randomization:
         return any(getattr(self, k) != (1.0, 1.0) for k in ("mass", "friction", "damping"))
 
     @property
+    def whole_steps(self) -> bool:
+        """Return whether actions are late by whole control steps."""
+        return all(isinstance(steps, int) for steps in self.latency)
+
+    @property
+    def most_steps(self) -> int:
+        """Return the control steps, rounded up, by which an action may be late."""
+        return math.ceil(self.latency[1])
+
+    @property
     def ranges(self) -> Mapping[str, Range]:
         """Extra uniform numbers per episode; none where nothing varies, so that nominal episodes stay the same."""
         ranges: dict[str, Range] = {}
@@ -57,8 +70,26 @@ class Randomization:
             if getattr(self, key) != (1.0, 1.0):
                 ranges[f"randomize_{key}"] = getattr(self, key)
         if self.latency[1]:
-            ranges["randomize_latency"] = (self.latency[0], self.latency[1] + 1)
+            ranges["randomize_latency"] = (self.latency[0], self.latency[1] + self.whole_steps)
         return ranges
+
+    def late(self, actions: Array, steps: Array, gripper: int | None) -> Array:
+        """Return the action [N Da] that reaches each arm now, of the last ones [N K Da], newest first.
+
+        Args:
+            steps: [N] control steps by which actions are late. gripper: its element of an action.
+        """
+        rows, most = np.arange(len(actions)), actions.shape[1] - 1
+        steps = np.minimum(steps, most)
+        newer = steps.astype(np.int64)
+        if self.whole_steps:
+            return np.asarray(actions[rows, newer])
+        # Targets go along a ramp in a control step: after one that begins late, the arm is at a mixture.
+        part = (steps - newer)[:, None]
+        found: Array = (1 - part) * actions[rows, newer] + part * actions[rows, np.minimum(newer + 1, most)]
+        if gripper is not None:  # gripper commands are never blended
+            found[:, gripper] = actions[rows, np.rint(steps).astype(np.int64), gripper]
+        return found
 
 
 class ModelBank:

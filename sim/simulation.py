@@ -14,15 +14,17 @@ from numpy.typing import NDArray
 from robopolicy.config.schema import Side
 from robopolicy.core.errors import ConfigError
 from robopolicy.core.rng import keyed_normal
-from robopolicy.core.types import IMAGES, STATE, TASK, EnvSpec, Feature, Obs
+from robopolicy.core.types import STATE, TASK, EnvSpec, Feature, Obs
 from robopolicy.envs.episode_queue import EpisodeQueue
+from robopolicy.sim.camera_observations import CameraObservations
 from robopolicy.sim.control import JointFilter, make_controller
 from robopolicy.sim.engine import Physics, compile_model
 from robopolicy.sim.kinematics import Frame, forward, serial_arm, twist, yaw_of
 from robopolicy.sim.randomization import ModelBank, Randomization
-from robopolicy.sim.render import Camera, Quality
+from robopolicy.sim.render import Camera, Offset, Quality
 from robopolicy.sim.tasks.base import Task
 from robopolicy.sim.tasks.scene import Scene, StateLayout, arm_features
+from robopolicy.utils.point_clouds import PointCloud
 
 Array = NDArray[np.float64]
 _NOISE_STREAM = 9002
@@ -39,8 +41,11 @@ class Simulation:
         reward: "sparse", "dense" or "shaped".
         objects: the state holds what a camera would have to see too: objects, targets; False: the arm's own alone.
         cameras: names of cameras in the scene whose pictures join the observation ("front", "side", "wrist").
-        pictures: False leaves them out of it, though the spec has them: they come from elsewhere.
         image_size: (height, width) of these pictures.
+        points: names of cameras whose point clouds join the observation.
+        cloud: box, number of points, resolution, frame and sampling of these clouds; see PointCloud.
+        camera_offset: m in the world, by which the cameras that do not ride on the arm are moved.
+        pictures: False leaves pictures and clouds out, though the spec has them: they come from elsewhere.
         render_quality: "fast" (no shadows, no multisampling) or "full"; recorded in the digest.
         randomization: domain randomisation, off by default.
         joint_filter: joint targets [N n] -> permitted joint targets [N n], between IK and physics.
@@ -50,7 +55,8 @@ class Simulation:
     def __init__(
         self, task: Task, num_envs: int, *, seed: int = 0, control: str = "delta_pose",
         reward: Literal["sparse", "dense", "shaped"] = "sparse", objects: bool = True, cameras: tuple[str, ...] = (),
-        image_size: tuple[Side, Side] = (96, 96), render_quality: Quality = "fast", pictures: bool = True,
+        image_size: tuple[Side, Side] = (96, 96), points: tuple[str, ...] = (), cloud: PointCloud | None = None,
+        camera_offset: Offset = (0.0, 0.0, 0.0), render_quality: Quality = "fast", pictures: bool = True,
         randomization: Randomization | None = None, joint_filter: JointFilter | None = None, threads: int | None = None,
     ) -> None:  # fmt: skip
         if num_envs < 1:
@@ -62,7 +68,7 @@ class Simulation:
         self.pictures, self.objects = pictures, objects
         self.task, self.num_envs, self.device, self.reward = task, num_envs, torch.device("cpu"), reward
         self.randomization = randomization or Randomization()
-        self.cameras, self.image_size, self.render_quality = tuple(cameras), tuple(image_size), render_quality
+        self.cameras, self.render_quality = tuple(cameras), render_quality
         self.dt = task.timestep * task.substeps
         self.arm = serial_arm(task.model)
         self.dof = self.arm.dof  # n joints, before two fingers, in qpos, qvel and ctrl
@@ -79,7 +85,9 @@ class Simulation:
         )  # fmt: skip
         noise = {f"joint{i + 1}": (-task.joint_noise, task.joint_noise) for i in range(self.dof)}
         self._queue = EpisodeQueue(seed, {**noise, **task.ranges, **self.randomization.ranges})
-        self._camera = Camera(self.model, task, self.at, render_quality)
+        self._camera = Camera(self.model, task, self.at, render_quality, camera_offset)
+        seen: dict[str, Any] = {"cameras": cameras, "image_size": image_size, "points": points, "cloud": cloud}
+        self.views = CameraObservations(self._camera, task.workspace, **seen)
 
         n = num_envs
         self.episode_seed = torch.zeros(n, dtype=torch.int64)
@@ -90,7 +98,7 @@ class Simulation:
         self._t = np.zeros(n, dtype=np.int64)  # control steps into the episode
         self._held: NDArray[np.int64] = np.zeros(n, dtype=np.int64)  # steps for which success has lasted
         self._tcp, self._yaw, self._twist = np.zeros((n, 3)), np.zeros(n), np.zeros((n, 6))
-        depth = self.randomization.latency[1] + 1
+        depth = self.randomization.most_steps + 1
         self._late: Array = np.zeros((n, depth, self.controller.spec.dim))  # delayed actions, newest first
         self._potential: Array = np.zeros(n)  # Φ of the state as it is, for reward="shaped"
         self._requested: NDArray[np.bool_] | None = None  # [N] see `request_images`; None: all
@@ -153,8 +161,8 @@ class Simulation:
         if self._late.shape[1] == 1:
             return action
         self._late = np.concatenate([action[:, None], self._late[:, :-1]], axis=1)
-        steps = self.draws[:, self.draw_names.index("randomize_latency")].astype(np.int64)
-        return self._late[np.arange(self.num_envs), np.minimum(steps, self._late.shape[1] - 1)]
+        steps = self.draws[:, self.draw_names.index("randomize_latency")]
+        return self.randomization.late(self._late, steps, self.controller.spec.gripper)
 
     def _measure(self) -> None:
         """Tool pose and velocity from qpos and qvel: one code path at reset and at step (sensors lag a substep)."""
@@ -198,7 +206,7 @@ class Simulation:
     ) -> Obs:
         """Return the observation of all envs, or of `rows` [M], from their `scene` if given.
 
-        seen: [M] envs whose images are rendered, the others are black; None: all.
+        seen: [M] envs that are rendered, see CameraObservations; None: all.
         """
         index = np.arange(self.num_envs) if rows is None else rows
         state, scene = np.empty((len(index), self.layout.size), dtype=np.float32), scene or self._scene(rows)
@@ -208,12 +216,9 @@ class Simulation:
             seed, t = self.episode_seed[torch.from_numpy(index)], torch.from_numpy(self._t[index])
             noise = keyed_normal(seed, t, (self.layout.size,), stream=_NOISE_STREAM)
             obs[STATE] += self.randomization.sensor_noise * noise
-        for name in self.cameras if pictures and self.pictures else ():
-            taken = np.zeros((len(index), 3, *self.image_size), dtype=np.uint8)
-            for k in range(len(index)) if seen is None else seen.nonzero()[0]:
-                i = index[k]
-                taken[k] = self._camera.picture(self.physics.state[i], self._extra[i], name, *self.image_size)
-            obs[IMAGES + name] = torch.from_numpy(taken)
+        if pictures and self.pictures:
+            episode = self._tcp[index], self.episode_seed[torch.from_numpy(index)], self._t[index]
+            obs |= self.views.observe(self.physics.state[index], self._extra[index], *episode, seen)
         return obs
 
     def _spec(self, xml: str, control: str) -> EnvSpec:
@@ -224,15 +229,13 @@ class Simulation:
             "reward": self.reward,
             "randomization": asdict(self.randomization),
             "features": self.layout.names,
-            "cameras": self.cameras,
-            "image_size": self.image_size if self.cameras else None,
-            "render_quality": self.render_quality if self.cameras else None,
+            **self.views.identity(self.render_quality),
         }
         text = json.dumps(identity, sort_keys=True, default=list)
         features = {
             STATE: Feature((self.layout.size,), names=self.layout.names),
             TASK: Feature((), dtype="int64"),
-            **{IMAGES + c: Feature((3, *self.image_size), dtype="uint8") for c in self.cameras},
+            **self.views.features,
         }
         return EnvSpec(
             id=self.task.name,

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Mapping
 
 from robopolicy.real.arms.urdf import Urdf
 from robopolicy.real.arms.urdf_chain import ArmChain
+from robopolicy.real.ros2.channels import LineDelay
 
 _TEXT = """\
 # {name}: made by `robopolicy arm new`. Read every line; `robopolicy arm check wiring=…` compares it with the arm.
@@ -85,3 +87,12 @@ def wiring_text(
         joints="\n".join(f"  {json.dumps(j.name)}: {json.dumps(j.name)}" for j in chain.joints),
         gripper=json.dumps(dict(fingers)), hold=hold, fault=max(0.2, 4 * hold), lead=3,
     )  # fmt: skip
+
+
+def with_delay(text: str, delay: LineDelay) -> str:
+    """Return a wiring's YAML text with this delay, in place of an earlier one; all other lines stay."""
+    found = re.sub(r"^delay:.*\n(?:[ \t].*\n)*", "", text if text.endswith("\n") else text + "\n", flags=re.MULTILINE)
+    return found + (
+        f"delay: {{latency_s: {delay.latency_s:.6f}, jitter_s: {delay.jitter_s:.6f}, lost: {delay.lost:.6f}, "
+        f"resolution_rad: {delay.resolution_rad:.9f}}}  # measured by robopolicy arm check write=true\n"
+    )

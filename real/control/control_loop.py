@@ -8,10 +8,12 @@ from collections.abc import Callable
 
 import numpy as np
 
-from robopolicy.real.control.joints import ActionDecoder, ChunkBuffer, Delays
+from robopolicy.real.control.chunk_buffer import ChunkBuffer, Delays
+from robopolicy.real.control.joints import ActionDecoder
 from robopolicy.real.control.observation_history import ObservationHistory, Observe
 from robopolicy.real.control.plan_requests import Journal, PlanRequests
 from robopolicy.real.control.robots import Robot, State
+from robopolicy.real.control.state_forecast import StateForecaster
 from robopolicy.real.control.trajectory_spline import follow, steps_behind
 from robopolicy.real.planning.planner import Runner
 from robopolicy.real.safety import Decision, Mode, SafetyChain, SafetyError
@@ -38,6 +40,7 @@ class ControlLoop:
         history, age: see ObservationHistory. Plans count from when their pictures were taken, in whole control steps.
         grace: s by which a control step may be put off where its plan is late, at most 0.4 control steps. The arm goes
             on meanwhile, and then holds.
+        forecaster: shows the planner the state in which its plan will begin; None: the measured one.
         operator: may take over. The policy goes on planning then, for the journal alone; its plans from before a
             hand-over are dropped.
 
@@ -49,14 +52,14 @@ class ControlLoop:
         self, robot: Robot, chain: SafetyChain, decoder: ActionDecoder, runner: Runner, observe: Observe,
         buffer: ChunkBuffer, *, clock: Callable[[], float], history: int = 1, lead: int = 0, shadow: bool = False,
         early: float = 0.0, grace: float = 0.0, journal: Journal | None = None, operator: Teleoperator | None = None,
-        delays: Delays | None = None, age: float = 0.0,
+        delays: Delays | None = None, age: float = 0.0, forecaster: StateForecaster | None = None,
     ) -> None:  # fmt: skip
         if tuple(robot.joints) != chain.profile.joints:
             raise SafetyError(f"robot: joints {list(robot.joints)}, the limits are of {list(chain.profile.joints)}")
         self.robot, self.chain, self.decoder = robot, chain, decoder
         self.write = (lambda *_: None) if shadow else robot.write  # in a dry run there is no way to the arm
         self.buffer, self.clock, self.shadow = buffer, clock, shadow
-        self.early, self.asked = early, False
+        self.early, self.asked, self.forecaster = early, False, forecaster
         self.observation_history = ObservationHistory(observe, history=history, age=age)
         self.grace = min(grace, 0.4 * buffer.spec.dt)  # half a control step later the action is refused
         self.counts, self.operator = Counter[str](), operator
@@ -223,7 +226,8 @@ class ControlLoop:
     def _ask(self, now: float, due: float, seen: float) -> str:
         """Observe, and request a plan for the control step at `due` s; its observation was due at `seen` s."""
         self.asked = True
-        self.observation_history.capture()
+        forecast = None if self.forecaster is None else self.forecaster.to_plan(self, due)
+        self.observation_history.capture(forecast)
         return self._request(now, due, seen)
 
     def _hand_over(self, driver: Driver, now: float, due: float) -> str:

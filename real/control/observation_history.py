@@ -1,9 +1,10 @@
-"""The newest observations of a policy, with the arm's state of when the pictures were taken."""
+"""The newest observations of a policy, with the arm's state of when the pictures were taken, or as it will be."""
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 
 import torch
 
@@ -11,6 +12,7 @@ from robopolicy.core.types import Obs
 from robopolicy.real.control.robots import State
 
 Observe = Callable[[State], Obs]  # single frames [1 …]
+Forecast = Callable[[State], AbstractContextManager[State]]
 
 
 class ObservationHistory:
@@ -24,6 +26,7 @@ class ObservationHistory:
     def __init__(self, observe: Observe, *, history: int = 1, age: float = 0.0) -> None:
         self.observe, self.age = observe, age
         self.frames: deque[Obs] = deque(maxlen=history)
+        self.newest: Obs = {}  # the newest frame as it was measured
         self.states: deque[tuple[float, State]] = deque()  # s of a tick and its state, the oldest as old as a picture
 
     def start(self) -> None:
@@ -37,16 +40,16 @@ class ObservationHistory:
         while len(self.states) > 1 and self.states[1][0] <= at - self.age + 1e-6:
             self.states.popleft()
 
-    def capture(self) -> None:
-        """Take a frame."""
-        frame = self.observe(self.states[0][1])
+    def capture(self, forecast: Forecast | None = None) -> None:
+        """Take a frame, of the measured state or of its `forecast`."""
+        state = self.states[0][1]
+        frame = self.newest = self.observe(state)
+        if forecast is not None:
+            with forecast(state) as later:
+                frame = frame if later is state else self.observe(later)
         self.frames.extend([frame] * max(1, (self.frames.maxlen or 1) - len(self.frames)))
-
-    @property
-    def newest(self) -> Obs:
-        return self.frames[-1]
 
     @property
     def stacked(self) -> Obs:
         """Stack the frames of each feature as [1 To …]."""
-        return {k: torch.stack([f[k] for f in self.frames], dim=1) for k in self.newest}
+        return {k: torch.stack([f[k] for f in self.frames], dim=1) for k in self.frames[-1]}

@@ -7,7 +7,8 @@ from typing import Protocol
 
 from robopolicy.core.errors import SpecError
 from robopolicy.core.types import Obs
-from robopolicy.real.control.joints import ChunkBuffer, Commanded, Delays
+from robopolicy.real.control.chunk_buffer import ChunkBuffer, Delays
+from robopolicy.real.control.joints import Commanded
 from robopolicy.real.control.observation_history import ObservationHistory
 from robopolicy.real.planning.planner import PlanningError, Runner
 from robopolicy.real.safety.array_ops import Array

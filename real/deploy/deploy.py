@@ -28,7 +28,7 @@ def in_process(deployment: Deployment) -> Iterator[Episode]:
     recorder = None if config.record is None else Recorder(config.record)
     options: dict[str, Any] = dict(
         settings=config.settings(), latency=config.latency, trouble=Trouble(drop=config.lost), shadow=config.dry_run,
-        risk=config.risk, chunking=config.chunking, recorder=recorder,
+        risk=config.risk, chunking=config.chunking, predict=config.predict, recorder=recorder,
         facts={"policy_id": deployment.policy_id, "chunking": config.chunking},
     )  # fmt: skip
     if config.operator is not None:

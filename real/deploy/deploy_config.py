@@ -35,6 +35,7 @@ class DeployConfig:
         speed: factor of the speeds in `safety`; 0.1 is where to begin on a real arm.
         latency_ms: time by which plans are held back.
         chunking: how a chunk follows the one before, see robopolicy.real.planning.chunking.chunking_of.
+        predict: show the policy the state in which its plan will begin, instead of the one that was measured.
         lost: fraction of commands that the simulated arm loses; on a mock bus, of replies and goals.
         dry_run: compute everything, move no arm.
         risk: file of a critic by scripts/train_risk.py, which may slow the arm.
@@ -65,6 +66,7 @@ class DeployConfig:
     speed: Positive = 1.0
     latency_ms: Natural = 0
     chunking: Chunking = "async"
+    predict: bool = True
     lost: float = 0.0
     dry_run: bool = False
     risk: Path | None = None

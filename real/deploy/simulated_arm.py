@@ -15,6 +15,7 @@ from robopolicy.policies.base import Policy
 from robopolicy.real.control.control_loop import ControlLoop
 from robopolicy.real.control.joints import ActionDecoder
 from robopolicy.real.control.robots import MujocoArm, Robot, State, Trouble
+from robopolicy.real.control.state_forecast import ForecastState, StateForecaster
 from robopolicy.real.planning.chunking import Chunking, chunking_of
 from robopolicy.real.planning.planner import InlineRunner
 from robopolicy.real.planning.remote_planner import RemotePlanner
@@ -66,14 +67,15 @@ class SimulatedArm:
         put: takes the messages of a recording (see `Recorder.put`) where there is no `recorder`.
         arm: in the place of the strict one, with `dt` of its own. state: patience with its states.
         operator: a human who may drive.
+        predict: plan from the state that the arm will be in when the plan begins.
     """
 
     def __init__(
         self, env: SimEnv, policy: Policy | RemotePlanner, *, settings: Settings, latency: float = 0.0,
         trouble: Trouble | None = None, shadow: bool = False, dt: float = TICK, risk: Path | None = None,
         recorder: Recorder | None = None, facts: dict[str, Any] | None = None, put: Put | None = None,
-        operator: Teleoperator | None = None, chunking: Chunking = "async", arm: PlacedArm | None = None,
-        state: Patience | None = None,
+        operator: Teleoperator | None = None, chunking: Chunking = "async", predict: bool = True,
+        arm: PlacedArm | None = None, state: Patience | None = None,
     ) -> None:  # fmt: skip
         self.env, self.dt, self.time = env, dt, 0.0
         put = put if recorder is None else recorder.put
@@ -84,21 +86,35 @@ class SimulatedArm:
         critic = None if risk is None else RiskCritic.load(risk, profile, dt)
         kind = SafetyChain if put is None else partial(RecordedChain, put=put)
         self.chain = kind(profile, dt=dt, risk=critic, state=state)
-        chunks = chunking_of(chunking, policy, latency)
+        chunks = chunking_of(chunking, policy, latency, predict=predict)
+        decoder = ActionDecoder(env.controller, stroke=FINGER_STROKE, dt=env.dt)
+        forecaster = StateForecaster(decoder, chunks.buffer, behind=dt, tick=dt)
         self.loop = ControlLoop(
-            self.arm, self.chain, ActionDecoder(env.controller, stroke=FINGER_STROKE, dt=env.dt),
+            self.arm, self.chain, decoder,
             InlineRunner(chunks.planner, latency=latency), self._observe, chunks.buffer,
             clock=lambda: self.time, history=chunks.planner.history, lead=chunks.lead, shadow=shadow,
             journal=None if put is None else PolicyJournal(put), operator=operator, delays=chunks.delays,
+            forecaster=forecaster if chunks.predict and not shadow else None,
         )  # fmt: skip
         self.held = 0
 
     def _observe(self, state: State) -> Obs:
-        """Return the task's features [1 …], of this arm's physics."""
-        del state  # the task's features need the objects too
-        obs, success = self.env.sense(self.arm.data.qpos[None], self.arm.data.qvel[None])
+        """Return the task's features [1 …], of this arm's physics; of a forecast, as far as its motion goes on."""
+        qpos, qvel = self.arm.data.qpos, self.arm.data.qvel
+        if isinstance(state, ForecastState):
+            obs, _ = self.env.sense(*self._moved_on(state))
+            return obs
+        obs, success = self.env.sense(qpos[None], qvel[None])
         self.held = self.held + 1 if success[0] else 0
         return obs
+
+    def _moved_on(self, state: ForecastState) -> tuple[Array, Array]:
+        """Return qpos [1 nq], qvel [1 nv] with the arm as forecast, fingers as measured, all else at constant speed."""
+        qpos, qvel, n = self.arm.data.qpos.copy(), self.arm.data.qvel.copy(), self.arm.dof
+        mujoco.mj_integratePos(self.arm.model, qpos, qvel, state.ahead)
+        qpos[:n], qvel[:n] = state.q, state.qd
+        qpos[n : n + 2] = self.arm.data.qpos[n : n + 2]
+        return qpos[None], qvel[None]
 
     def run(self, seed: int) -> Episode:
         """Run one episode to success, to its horizon or to a fault, and record it where there is a recorder."""

@@ -9,10 +9,10 @@ import torch
 
 from robopolicy.core.errors import ConfigError, SpecError
 from robopolicy.core.rng import keyed_normal
-from robopolicy.core.types import Obs
-from robopolicy.policies.base import DenoisingPolicy, Policy
+from robopolicy.core.types import IMAGES, Obs
+from robopolicy.policies.base import DenoisingPolicy, Policy, with_bases
 from robopolicy.policies.realtime_chunking import Continuation, continue_chunk, longest_delay
-from robopolicy.real.control.joints import Ahead, ChunkBuffer, Delays, check_latency
+from robopolicy.real.control.chunk_buffer import Ahead, ChunkBuffer, Delays, check_latency
 from robopolicy.real.planning.planner import Array, Planner, Plans
 from robopolicy.real.planning.remote_planner import RemotePlanner
 
@@ -26,6 +26,7 @@ class Chunks(NamedTuple):
     buffer: ChunkBuffer
     lead: int
     delays: Delays | None
+    predict: bool  # plan from the state that the arm will be in when the chunk begins
 
 
 class RealtimePlanner(Planner):
@@ -90,11 +91,13 @@ def check_chunking(chunking: Chunking, policy: Policy | RemotePlanner, latency: 
     )
 
 
-def chunking_of(chunking: Chunking, policy: Policy | RemotePlanner, latency: float) -> Chunks:
+def chunking_of(chunking: Chunking, policy: Policy | RemotePlanner, latency: float, *, predict: bool = False) -> Chunks:
     """Planner, buffer and timing of `policy` with plans that take `latency` s.
 
     `async`: the next chunk is asked for as early before the last ends as the latency takes (with none: when it has
-    ended), is planned without regard to it, and blended at the seam. `rtc`, `inpaint`: it is asked for after
+    ended), is planned without regard to it, and blended at the seam. With `predict` it begins where the last one ends,
+    as the policy is shown the state of that moment; one that sees pictures cannot be. Without, its late actions are
+    dropped; a chunk that is too short for that is due later than planned. `rtc`, `inpaint`: it is asked for after
     n_action_steps and continues the rest of the last one; both have all their H steps.
 
     Raises:
@@ -103,9 +106,11 @@ def chunking_of(chunking: Chunking, policy: Policy | RemotePlanner, latency: flo
     check_chunking(chunking, policy, latency)
     spec = policy.spec
     steps = math.ceil(latency / spec.dt - 1e-9)
+    predict = predict and not sees_pictures(policy)
     if chunking == "async":
         planner: Plans = Planner(policy) if isinstance(policy, Policy) else policy
-        return Chunks(planner, ChunkBuffer(spec, lead=steps), steps, None)
+        shift = steps if predict else max(0, steps + 1 - spec.n_action_steps)
+        return Chunks(planner, ChunkBuffer(spec, shift=shift), steps, None, predict)
     assert isinstance(policy, DenoisingPolicy)
     longest, left = longest_delay(spec), spec.horizon - spec.n_action_steps
     return Chunks(
@@ -113,4 +118,14 @@ def chunking_of(chunking: Chunking, policy: Policy | RemotePlanner, latency: flo
         ChunkBuffer(spec, length=spec.horizon, blend=0, max_delay=longest * spec.dt),
         left,
         Delays(spec.dt, first=steps, most=longest),
+        predict,
     )
+
+
+def sees_pictures(policy: Policy | RemotePlanner) -> bool:
+    """Return whether a policy, or one that it corrects, sees pictures, which show no later state."""
+    if isinstance(policy, RemotePlanner):
+        keys = list(policy.keys)
+    else:
+        keys = [key for level in with_bases(policy) for key in level.spec.observation]
+    return any(key.startswith(IMAGES) for key in keys)

@@ -13,7 +13,7 @@ from robopolicy.core.errors import RobopolicyError
 from robopolicy.core.types import BASE_ACTION, Obs
 from robopolicy.envs.wrappers import ChunkExecutor
 from robopolicy.policies.base import Policy, with_bases
-from robopolicy.real.control.joints import Ahead
+from robopolicy.real.control.chunk_buffer import Ahead
 
 Array = NDArray[np.float64]
 

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from robopolicy.core.types import Obs
-from robopolicy.real.control.joints import Ahead
+from robopolicy.real.control.chunk_buffer import Ahead
 from robopolicy.real.planning.planner import Array, PlanningError, Plans
 from robopolicy.real.planning.wire import Message, WireError, printable, receive, send
 

@@ -15,7 +15,7 @@ from robopolicy.core.errors import ConfigError
 from robopolicy.core.specs import PolicySpec, check_fits
 from robopolicy.core.types import BASE_ACTION, EnvSpec, Obs
 from robopolicy.policies.find import read_spec
-from robopolicy.real.control.joints import Ahead
+from robopolicy.real.control.chunk_buffer import Ahead
 from robopolicy.real.planning.access_token import Token, is_loopback
 from robopolicy.real.planning.planner import PlanningError
 from robopolicy.real.planning.wire import PROTOCOL, Message, WireError, printable, receive, send

@@ -12,7 +12,8 @@ from sensor_msgs.msg import JointState
 from std_msgs.msg import String
 
 from robopolicy.doctor.checks import Check
-from robopolicy.real.ros2.arm_findings import Heard, findings
+from robopolicy.real.ros2.arm_findings import Heard, findings, measured_delay
+from robopolicy.real.ros2.channels import LineDelay
 from robopolicy.real.ros2.messages import StateReader
 from robopolicy.real.ros2.qos import mismatches, missing, profile_of
 from robopolicy.real.ros2.spin import start
@@ -52,8 +53,8 @@ def _passes(node: Node, role: str, topic: Topic | None) -> Check | None:
     return Check(f"quality of service of {role}", False, "; ".join(why), "as it says") if why else None
 
 
-def checks_of(wiring: Wiring, seconds: float) -> list[Check]:
-    """Listen to a running arm for so many s, and judge it."""
+def checks_of(wiring: Wiring, seconds: float) -> tuple[list[Check], LineDelay | None]:
+    """Listen to a running arm for so many s; returns how it fits, and the measured delay of its states."""
     own = not rclpy.ok()
     if own:
         start([])
@@ -64,4 +65,4 @@ def checks_of(wiring: Wiring, seconds: float) -> list[Check]:
         node.destroy_node()
         if own and rclpy.ok():
             rclpy.shutdown()
-    return [*findings(heard, wiring), *graph]
+    return [*findings(heard, wiring), *graph], measured_delay(heard)

@@ -13,17 +13,20 @@ from sensor_msgs.msg import JointState
 from robopolicy.doctor.checks import Check
 from robopolicy.real.arms.geometry import differences
 from robopolicy.real.arms.urdf import UrdfError
+from robopolicy.real.ros2.channels import LineDelay
 from robopolicy.real.ros2.joint_states import stamp_of
 from robopolicy.real.ros2.messages import StateReader
 from robopolicy.real.ros2.remote_arm import STILL
 from robopolicy.real.ros2.urdf import check_urdf
-from robopolicy.real.ros2.wiring import Wiring
+from robopolicy.real.ros2.wiring import LONGEST_LEAD, Wiring
 from robopolicy.real.safety import SafetyError
 from robopolicy.real.safety.array_ops import Array
 
 SLOW = 0.8  # of the wiring's rate
 COARSE = 0.02  # rad: a joint whose position moves in larger steps is not followed
 MOST = 256  # joints of others that are told apart
+SLOWEST = 99.0  # percentile of latencies
+FEWEST = 20  # states that a delay is measured by
 MOVED = 0.02  # rad: a joint that went further shows its direction
 
 
@@ -101,22 +104,48 @@ def _times(at: Array, stamps: Array, wiring: Wiring) -> Iterator[Check]:
     if not stamps.all():
         yield Check("latency", False, "stamps are 0", "let the driver set header.stamp")
         return
-    late = at - stamps
-    low, middle, high = np.percentile(late, [0, 50, 99])
+    low, middle, high = np.percentile(at - stamps, [0, 50, SLOWEST])
     said = f"{1000 * middle:.1f} ms in the middle, {1000 * high:.1f} ms in 99 of 100, from receipt to stamp"
     yield Check(
         "latency", low > -patience and high < patience, said, "let both clocks agree (chrony, PTP), or relieve the line"
     )
+    if wiring.output.type != "positions":  # these are played as they come
+        lead, needed = wiring.lead_ticks, math.ceil(2 * high / wiring.tick_s)
+        yield Check(
+            "lead", needed <= lead,
+            f"a state and its command need {2000 * high:.1f} ms, of {1000 * lead * wiring.tick_s:g} by lead_ticks",
+            f"set lead_ticks: {needed}, or relieve the line" if needed <= LONGEST_LEAD
+            else f"relieve the line: lead_ticks may be {LONGEST_LEAD} at most",
+        )  # fmt: skip
+
+
+def measured_delay(heard: Heard) -> LineDelay | None:
+    """Return the delay of the states that were heard; None with too few of them, or without stamps that increase."""
+    at, stamps = (np.array([s[k] for s in heard.states]) for k in (0, 1))
+    gaps = np.diff(stamps)
+    if len(at) < FEWEST or not stamps.all() or (gaps <= 0.0).any():
+        return None
+    middle, high = np.percentile(at - stamps, [50, SLOWEST])
+    missing = float(np.maximum(np.rint(gaps / np.median(gaps)) - 1.0, 0.0).sum())
+    coarsest = _finest_steps(np.array([s[2] for s in heard.states])).max(initial=0.0)
+    return LineDelay(
+        latency_s=float(np.clip(middle, 0.0, 1.0)), jitter_s=min(float(high - middle), 1.0),
+        lost=missing / (missing + len(at)), resolution_rad=min(float(coarsest), 1.0),
+    )  # fmt: skip
+
+
+def _finest_steps(q: Array) -> Array:
+    """Return the finest step [rad] of each joint that changed, of positions [T n]."""
+    steps = np.abs(np.diff(q, axis=0))
+    return np.array([column[column > 0].min() for column in steps.T if (column > 0).any()])
 
 
 def _motion(at: Array, q: Array, qd: Array, wiring: Wiring) -> Iterator[Check]:
     """Judge resolution, rest and directions: whether velocities are those of the positions."""
     names = wiring.joints
-    steps = np.abs(np.diff(q, axis=0))
-    finest = np.array([column[column > 0].min(initial=np.inf) for column in steps.T])
-    seen = np.isfinite(finest)
-    worst = float(finest[seen].max()) if seen.any() else 0.0
-    said = f"steps of {worst:.1e} rad at most, of {int(seen.sum())} joints that changed" if seen.any() else "no change"
+    finest = _finest_steps(q)
+    worst = float(finest.max(initial=0.0))
+    said = f"steps of {worst:.1e} rad at most, of {len(finest)} joints that changed" if len(finest) else "no change"
     yield Check("resolution", worst < COARSE, said, "use an encoder or a driver of finer steps")
     moved, way = np.ptp(q, axis=0), q - q[0]
     by_velocity = np.concatenate([np.zeros((1, q.shape[1])), np.cumsum(0.5 * (qd[1:] + qd[:-1]) * np.diff(at)[:, None],

@@ -40,6 +40,23 @@ class Topic:
 
 
 @dataclass(frozen=True, config=STRICT)
+class LineDelay:
+    """The delay of a running arm's states, as `robopolicy arm check write=true` measured it.
+
+    Args:
+        latency_s: s from a state's stamp to its receipt, in the median.
+        jitter_s: s by which the slowest of a hundred states is later than that.
+        lost: fraction of the states that never came.
+        resolution_rad: rad, the coarsest step of a joint's position; 0: no joint moved.
+    """
+
+    latency_s: Annotated[float, pydantic.Field(ge=0.0, le=1.0)]
+    jitter_s: Annotated[float, pydantic.Field(ge=0.0, le=1.0)]
+    lost: Annotated[float, pydantic.Field(ge=0.0, lt=1.0)]
+    resolution_rad: Annotated[float, pydantic.Field(ge=0.0, le=1.0)] = 0.0
+
+
+@dataclass(frozen=True, config=STRICT)
 class CameraTopic(Topic):
     """A camera's topic.
 

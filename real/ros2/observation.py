@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from robopolicy.config.instantiate import build
 from robopolicy.core.errors import ConfigError, SpecError, closest
@@ -16,6 +17,7 @@ from robopolicy.core.types import BASE_ACTION, STATE, TASK, Obs
 from robopolicy.core.untrusted import refusing
 from robopolicy.real.control.joint_order import JointOrder
 from robopolicy.real.control.robots import State
+from robopolicy.real.control.state_forecast import ForecastState
 from robopolicy.real.ros2.wiring import Wiring
 from robopolicy.real.safety.array_ops import Array
 from robopolicy.sim.env import SimEnv
@@ -90,6 +92,8 @@ class Arrivals:
 class Observer(Arrivals):
     """Observations as in the simulator, by its own code: the arm's part from joints, the rest as it came.
 
+    For a forecast of the arm, the rest changes as it does with the arm in the simulator, and goes on at its speed.
+
     Args:
         env: of the task; its controller decodes the actions too, since commanded poses are observed.
         cameras: features whose pictures the policy sees.
@@ -99,18 +103,42 @@ class Observer(Arrivals):
         super().__init__(feature_names(env), cameras)
         self.env = env
         self._index = torch.tensor([env.layout.names.index(n) for n in self.names], dtype=torch.int64)
+        self._moves, self._speeds = moving_elements(env)
         self._qpos, self._qvel = env.physics.qpos.copy(), np.zeros_like(env.physics.qvel)
 
     def __call__(self, state: State) -> Obs:
         """Single frames [1 …]; raises SpecError where something has not come."""
         self.check()
+        obs = self._sense(state)
+        if self.features is not None:
+            values = torch.from_numpy(self.features).float()
+            if isinstance(state, ForecastState):
+                values += (obs[STATE] - self._sense(state.measured)[STATE])[0, self._index]
+                obs[STATE][0, self._index] = values
+                values = obs[STATE][0].index_add(0, self._moves, state.ahead * obs[STATE][0, self._speeds])[self._index]
+            obs[STATE][0, self._index] = values
+        return {**obs, **self.pictures}
+
+    def _sense(self, state: State) -> Obs:
+        """Return the simulator's observation with the arm in `state`, and all else as at the start."""
         n = len(state.q)
         self._qpos[0, :n], self._qvel[0, :n] = state.q, state.qd
         self._qpos[0, n : n + 2] = state.opening / 2
-        obs, _ = self.env.sense(self._qpos, self._qvel)
-        if self.features is not None:
-            obs[STATE][0, self._index] = torch.from_numpy(self.features).float()
-        return {**obs, **self.pictures}
+        return self.env.sense(self._qpos, self._qvel)[0]
+
+
+def moving_elements(env: SimEnv) -> tuple[Tensor, Tensor]:
+    """Return the elements [M] of the observed state that move by themselves, and those [M] that are their velocities.
+
+    A group `<name>_vel` is the velocity of the groups `<name>` and `<name>_rel`, where they exist in its size.
+    """
+    moves, speeds, slices = list[int](), list[int](), env.layout.slices
+    for name, where in slices.items():
+        velocity = slices.get(f"{name.removesuffix('_rel')}_vel")
+        if name not in ARM and velocity is not None and velocity.stop - velocity.start == where.stop - where.start:
+            moves += range(where.start, where.stop)
+            speeds += range(velocity.start, velocity.stop)
+    return torch.tensor(moves, dtype=torch.int64), torch.tensor(speeds, dtype=torch.int64)
 
 
 def check_robot(spec: PolicySpec, wiring: Wiring) -> None:

@@ -16,10 +16,12 @@ from robopolicy.evaluation.policy_ref import PolicyRef
 from robopolicy.policies.base import Policy, with_bases
 from robopolicy.policies.find import read_spec
 from robopolicy.real.control.arm_kinematics import check_arm
+from robopolicy.real.control.chunk_buffer import Ahead
 from robopolicy.real.control.control_loop import ControlLoop
 from robopolicy.real.control.joint_filter import without
-from robopolicy.real.control.joints import ActionDecoder, Ahead
+from robopolicy.real.control.joints import ActionDecoder
 from robopolicy.real.control.robots import Robot, State
+from robopolicy.real.control.state_forecast import StateForecaster
 from robopolicy.real.deploy.deploy_config import DeployConfig
 from robopolicy.real.planning.chunking import chunking_of
 from robopolicy.real.planning.planner import PlanningError, ThreadRunner
@@ -77,7 +79,7 @@ class PolicyRuntime:
                 f"chunking={config.chunking}: goes on from what the arm does now, and pictures that are {self.age} s "
                 "old (cameras.latency_s of the wiring) show what it did before. Use chunking=async"
             )
-        self.chunks = chunking_of(config.chunking, self.policy, config.latency + self.age)
+        self.chunks = chunking_of(config.chunking, self.policy, config.latency + self.age, predict=config.predict)
         self.observer: Observer | JointStateObserver
         if config.task is None:
             self.observer = JointStateObserver(levels[-1], wiring, tuple(images))
@@ -135,12 +137,15 @@ class PolicyRuntime:
 
     def loop(self, robot: Robot, chain: SafetyChain, clock: Callable[[], float]) -> ControlLoop:
         """Build the control loop on a clock [s]."""
-        chunks = self.chunks
+        chunks, decoder = self.chunks, ActionDecoder(self.controller, stroke=FINGER_STROKE, dt=self.spec.dt)
+        lead = self.wiring.lead_ticks * self.wiring.tick_s  # s by which states are behind
+        forecaster = StateForecaster(decoder, chunks.buffer, behind=lead, tick=self.wiring.tick_s)
         return ControlLoop(
-            robot, chain, ActionDecoder(self.controller, stroke=FINGER_STROKE, dt=self.spec.dt), self.runner,
-            self.observer, chunks.buffer, clock=clock, history=self.planner.history, lead=chunks.lead,
+            robot, chain, decoder, self.runner, self.observer, chunks.buffer,
+            clock=clock, history=self.planner.history, lead=chunks.lead,
             shadow=self.config.dry_run, early=self.wiring.plan_ahead_s, grace=self.wiring.grace_s,
             delays=chunks.delays, operator=self.teleoperator, age=self.age,
+            forecaster=forecaster if chunks.predict and not self.dry_run else None,
             journal=None if self.recorder is None else PolicyJournal(self.recorder.put),
         )  # fmt: skip
 

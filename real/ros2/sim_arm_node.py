@@ -3,7 +3,8 @@
     python -m robopolicy.real.ros2.sim_arm_node --task '<node as JSON>' [--wiring …] [--lost 0.05] [--lockstep]
 
 It keeps to a steady clock; where the machine was late it catches up before it speaks. With --lockstep it waits for the
-answer to every state instead: simulated time, which no load can disturb.
+answer to every state instead: simulated time, which no load can disturb. In real time messages are as late, and as
+often lost, as the wiring's `delay` says.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import time
+from functools import partial
 
 import numpy as np
 import torch
@@ -26,6 +28,7 @@ from robopolicy.real.control.arm_kinematics import check_arm
 from robopolicy.real.control.robots import MujocoArm
 from robopolicy.real.ros2 import messages
 from robopolicy.real.ros2.cdr import TrajectoryBytes
+from robopolicy.real.ros2.delayed_line import DelayedLine
 from robopolicy.real.ros2.images import image, message_type
 from robopolicy.real.ros2.observation import feature_names, feature_values, one_env
 from robopolicy.real.ros2.qos import profile_of
@@ -61,6 +64,7 @@ class ArmNode(Node):
             )
         self.env, self.wiring, self.lost, self.lockstep = env, wiring, lost, lockstep
         self.rng = np.random.default_rng(0)
+        self._out, self._in = (DelayedLine(None if lockstep else wiring.delay, seed=k) for k in (1, 2))
         profile = wiring.profile()
         check_arm(env.arm, profile)
         self.arm = MujocoArm(env.task, profile, dt=wiring.tick_s)
@@ -95,17 +99,19 @@ class ArmNode(Node):
 
     def begin_episode(self, seed: int) -> None:
         """Begin the episode of test seed `seed`, at rest."""
-        self.seed = seed
+        self.seed, self.locked = seed, False
         self.env.reset(torch.tensor([seed], dtype=torch.int64))
         self.arm.place(self.env.physics.qpos[0], self.env.task_state())
         self.timeline.rest(self.arm.points[-1], self.timeline.tick)
         self.counts = dict.fromkeys(self.counts, 0)
         self.why, self.moved, self.step, self.held, self.success = "", -1, -1, 0, -1
-        self.locked = False
 
     # -- callbacks --------------------------------------------------------------------------------------------------
     def _on_trajectory(self, data: bytes) -> None:
         self.handled += 1
+        self._in.send(partial(self._take, data), may_be_lost=self.moved >= 0)
+
+    def _take(self, data: bytes) -> None:
         try:
             first, points = self._bytes.read(data)
         except SafetyError as error:
@@ -127,8 +133,7 @@ class ArmNode(Node):
             self.moved = self.timeline.tick
 
     def _refuse(self, why: str) -> None:
-        self.counts["refused"] += 1
-        self.why = why
+        self.counts["refused"], self.why = self.counts["refused"] + 1, why
 
     def _on_gripper(self, message: Float64) -> None:
         self.handled += 1
@@ -144,6 +149,9 @@ class ArmNode(Node):
     # -- time -------------------------------------------------------------------------------------------------------
     def pump(self) -> float:
         """Play all ticks that are due; returns s until the next one."""
+        return min(self._out.pump(), self._in.pump(), self._play())
+
+    def _play(self) -> float:
         now = time.monotonic_ns()
         if self.locked:
             if self.answers == 0 and time.monotonic() - self.waiting_since < PATIENCE:
@@ -170,12 +178,12 @@ class ArmNode(Node):
         self._judge(tick)
         if "features" in self._pub and tick % self.features_every == 0:
             obs, _ = self.env.sense(data.qpos[None], data.qvel[None], pictures=False)
-            self._pub["features"].publish(messages.joint_state(self.names, ns, feature_values(self.env, obs)))
+            self._say("features", messages.joint_state(self.names, ns, feature_values(self.env, obs)))
         self._film(tick)
         if "joint_commands" in self._pub:
             echo = messages.joint_state(self.wiring.joints, ns, q)
             echo.header.frame_id = messages.ALONE if self.lockstep and not self.locked else ""
-            self._pub["joint_commands"].publish(echo)
+            self._say("joint_commands", echo)
         self._tell(tick)  # the last of the tick: the policy node answers it
         if tick % 25 == 0:
             self.report()
@@ -183,13 +191,15 @@ class ArmNode(Node):
     def _tell(self, tick: int) -> None:
         """Publish where the arm is."""
         ns, n, q, qd = tick * self.dt_ns, self.arm.dof, self.arm.data.qpos, self.arm.data.qvel
-        size = n + len(self.wiring.gripper)
+        size, names = n + len(self.wiring.gripper), tuple(self.wiring.gripper)
         if (topic := self.wiring.topics["gripper_states"]) is not None:
             if tick % topic.every(self.wiring.tick_s) == 0:
-                fingers = messages.joint_state(tuple(self.wiring.gripper), ns, q[n:size], qd[n:size])
-                self._pub["gripper_states"].publish(fingers)
+                self._say("gripper_states", messages.joint_state(names, ns, q[n:size], qd[n:size]))
             size = n
-        self._pub["joint_states"].publish(messages.joint_state(self._names[:size], ns, q[:size], qd[:size]))
+        self._say("joint_states", messages.joint_state(self._names[:size], ns, q[:size], qd[:size]))
+
+    def _say(self, role: str, message: JointState) -> None:
+        self._out.send(partial(self._pub[role].publish, message))
 
     def _film(self, tick: int) -> None:
         """Publish the pictures that are due."""
@@ -200,10 +210,8 @@ class ArmNode(Node):
 
     def _judge(self, tick: int) -> None:
         """Success, at the policy's rate, counted from the first motion."""
-        if self.moved < 0:
-            return
         step = int((tick - self.moved) * self.wiring.tick_s / self.env.dt + 1e-6)
-        if step <= self.step:
+        if self.moved < 0 or step <= self.step:
             return
         self.step = step
         _, success = self.env.sense(self.arm.data.qpos[None], self.arm.data.qvel[None], pictures=False)

@@ -15,13 +15,14 @@ from robopolicy import configs
 from robopolicy.core.errors import closest
 from robopolicy.core.types import IMAGES
 from robopolicy.core.untrusted import checked, read_yaml, refusing
-from robopolicy.real.ros2.channels import STRICT, CameraTopic, GripperTopic, OutputTopic, Topic, WiringError
+from robopolicy.real.ros2.channels import STRICT, CameraTopic, GripperTopic, LineDelay, OutputTopic, Topic, WiringError
 from robopolicy.real.safety import Profile, SafetyError, profile_names, read_profile
 from robopolicy.real.safety.decision import Patience
 from robopolicy.real.safety.profile import FOLDER as PROFILES
 
 GRIPPER = "gripper_states"  # role of the topic of a gripper's own messages
 FOLDER = Path(configs.__file__).parent / "robots"
+LONGEST_LEAD = 25  # ticks
 WATCHED = {
     "state": ("joint_states", "joint_commands"),
     "features": ("features",),
@@ -69,12 +70,12 @@ Short = Annotated[float, pydantic.Field(ge=0.0, le=0.1)]
 
 @pydantic.with_config(STRICT)
 class WiringFile(TypedDict):
-    """A wiring file. All keys but `safety` and `gripper_states` must be given; null: a topic that the robot lacks."""
+    """A wiring file. All keys but those NotRequired must be given; null: a topic that the robot lacks."""
 
     limits: str
     safety: NotRequired[dict[str, Any]]
     tick_s: Annotated[float, pydantic.Field(ge=0.001, le=0.02)]
-    lead_ticks: Annotated[int, pydantic.Field(ge=1, le=25)]
+    lead_ticks: Annotated[int, pydantic.Field(ge=1, le=LONGEST_LEAD)]
     joints: dict[str, str]
     gripper: dict[str, float]
     frames: FrameNames
@@ -83,6 +84,7 @@ class WiringFile(TypedDict):
     watchdogs: _Watchdogs
     plan_ahead_s: Short
     grace_s: Short
+    delay: NotRequired[LineDelay]
 
 
 @dataclass(frozen=True)
@@ -101,6 +103,7 @@ class Wiring:
         watchdogs: patience with `state`, `features`, `images` and `enable`.
         plan_ahead_s, grace_s: s before a control step at which a plan is asked for, and by which it may be late.
         safety: settings of the limits in this cell; a deployment may be tighter, never looser.
+        delay: of the states, where it was measured.
         opening: m of the gripper at 100%, for policies that command percentages; 0: these are refused.
     """
 
@@ -117,6 +120,7 @@ class Wiring:
     plan_ahead_s: float
     grace_s: float
     safety: dict[str, Any]
+    delay: LineDelay | None = None
     opening: float = 0.0
 
     def profile(self, **settings: Any) -> Profile:
@@ -139,6 +143,12 @@ class Wiring:
     def grip(self) -> GripperTopic | None:
         """The topic of the gripper's opening; None without a gripper."""
         return cast("GripperTopic | None", self.topics["gripper"])
+
+    @property
+    def answer_s(self) -> float:
+        """Time from the moment of a state to the begin of the action that answers it, planning left out, s."""
+        there_and_back = 0.0 if self.delay is None else 2 * (self.delay.latency_s + self.delay.jitter_s)
+        return self.plan_ahead_s + max(self.lead_ticks * self.tick_s, there_and_back)
 
     @property
     def dt_ns(self) -> int:

@@ -22,13 +22,13 @@ from robopolicy.policies.base import SEEN, Policy
 class ALOE(ChunkLearner):
     """Imitates executed chunks with weight min(exp((Q − V)/(β·σ)), clip) where the policy drove.
 
-    Q is the ensemble's lower bound for the chunk, V its mean over the policy's own chunks at the same observation. σ is
-    the deviation of Q − V over the batch's chunks that the policy drove. Advantages are small against Q: without σ
-    nearly all chunks would weigh the same.
+    Q is the ensemble's lower bound for the chunk. V is its mean over the policy's own chunks at the same observation,
+    or, with `expectile`, learned from the executed chunks. σ is the deviation of Q − V over the batch's chunks that
+    the policy drove. Advantages are small against Q: without σ nearly all chunks would weigh the same.
 
     Args:
         beta: β, in deviations of the advantage. weight_clip: bound of the weights.
-        samples: chunks of the policy that make up V.
+        samples: chunks of the policy that make up V, where `expectile` is None.
         human_weight, demo_weight: weights of steps that a human drove, and of demonstrations without a driver column.
             Rewinds are never imitated; the critic learns from everything.
         policy_delay: critic updates per policy update.
@@ -64,7 +64,7 @@ class ALOE(ChunkLearner):
         """Take one critic step and, every `policy_delay`-th time, one policy step unless the update is critic-only."""
         self.updates += 1
         batch = batch.to(self.device)
-        metrics = self.update_critic(batch, self.sample(batch.next_obs[SEEN], 1)[:, 0])
+        metrics = self.update_critic(batch)
         if learned_steps is not None and self.updates % self.policy_delay == 0:
             cond, chunk = batch.obs[SEEN], self.executed(batch)
             advantage = self.advantage(cond, chunk)
@@ -82,9 +82,12 @@ class ALOE(ChunkLearner):
 
     @torch.no_grad()
     def advantage(self, cond: Tensor, chunk: Tensor) -> Tensor:
-        """Estimate the advantage [B], lower bound − mean, of chunks [B H Da] over the policy's own at cond [B C]."""
-        own = self.lower(self.q(cond, self.sample(cond, self.samples)))  # [B m]
-        return self.lower(self.q(cond, chunk)) - own.mean(dim=1)
+        """Estimate the advantage [B], lower bound − V, of chunks [B H Da] at cond [B C]; see the class for V."""
+        if self.value is not None:
+            own = self.value(cond[:, : self.policy.cond_dim])
+        else:
+            own = self.lower(self.q(cond, self.sample(cond, self.samples))).mean(dim=1)
+        return self.lower(self.q(cond, chunk)) - own
 
     def deviation(self, advantage: Tensor, batch: ChunkBatch) -> Tensor:
         """Return σ [] of the advantages [B] of chunks that begin under the policy; 0 where they are fewer than two."""

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from robopolicy.algos.chunk_checks import ChunkChecks
+from robopolicy.algos.expectile_value import ExpectileValue
 from robopolicy.buffers.chunk_replay_buffer import ChunkBatch
 from robopolicy.config.schema import Count, Fraction, Natural, NonNegative, Positive
 from robopolicy.core.errors import ConfigError, RobopolicyError, SpecError
@@ -23,7 +24,7 @@ from robopolicy.networks.critics import CriticEnsemble
 from robopolicy.policies.base import SEEN, Policy
 from robopolicy.policies.denoising import ChunkDenoiser
 from robopolicy.policies.normalizer import ACTION
-from robopolicy.utils.optim import actor_adam, copy_into, load_optimizer_state, optimizer_state
+from robopolicy.utils.optim import copy_into, load_optimizer_state, optimizer_state, steps_taken
 
 
 class ChunkLearner:
@@ -41,6 +42,8 @@ class ChunkLearner:
         average: rate at which the policy's weights follow those that learn (1 − decay of an exponential average).
         actor_warmup: policy steps in which its learning rate rises linearly from 0.
         noise_samples: noised copies of each chunk in a batch that the policy imitates.
+        expectile: τ of a V(observation) that targets read in place of Q at the policy's chunks, see ExpectileValue;
+            for recorded data alone. None: no V.
 
     Raises:
         SpecError: the policy has no fine-tuned copy of a denoiser.
@@ -66,6 +69,7 @@ class ChunkLearner:
         actor_warmup: Natural = 200,
         grad_norm: Positive = 10.0,
         noise_samples: Count = 4,
+        expectile: Fraction | None = None,
         seed: int = 0,
     ) -> None:
         if not isinstance(policy, ChunkDenoiser) or not policy.finetuned_steps:
@@ -89,13 +93,15 @@ class ChunkLearner:
         self.policy_params = list[Tensor](policy.finetuned_parameters())
         self.actor_params = list[Tensor](self.learned.finetuned_parameters())
         self.critic_optim = torch.optim.Adam(self.critic_params, lr=critic_lr, fused=True)
-        self.actor_optim = actor_adam(
-            self.actor_params, self.policy_params, lr=actor_lr, average=average, warmup=actor_warmup
-        )
+        self.actor_optim = torch.optim.Adam(self.actor_params, lr=actor_lr, fused=True)
+        self.actor_lr, self.actor_warmup, self.average, self.actor_steps = actor_lr, actor_warmup, average, 0
         self.pessimism, self.tau, self.grad_norm, self.noise_samples = pessimism, tau, grad_norm, noise_samples
         limits = torch.tensor([action.low, action.high], device=self.device)
         self.low, self.high = policy.normalizer.normalize(ACTION, limits)
         self.generator = torch.Generator().manual_seed(seed)
+        self.value = None
+        if expectile is not None:
+            self.value = ExpectileValue(critic(policy.cond_dim).to(self.device), expectile=expectile, lr=critic_lr)
         self.checks = ChunkChecks(policy)
         self.updates = 0
 
@@ -137,24 +143,32 @@ class ChunkLearner:
             return q.amin(dim=0)
         return q.mean(dim=0) - self.pessimism * q.std(dim=0, correction=0)
 
-    def update_critic(self, batch: ChunkBatch, following: Tensor) -> Metrics:
-        """Take one TD step of all heads.
+    @torch.no_grad()
+    def next_value(self, cond: Tensor, following: Tensor | None) -> Tensor:
+        """Return the value [B] of cond [B C] for targets: V, or Q of `following` [B H Da]; None: of own samples."""
+        seen = cond[:, : self.policy.cond_dim]
+        if self.value is not None:
+            return self.value(seen)
+        chunk = self.sample(cond, 1)[:, 0] if following is None else following
+        heads = torch.randperm(self.critic.heads, generator=self.generator)[: self.subset].to(self.device)
+        return self.lower(self.target(seen, chunk[:, : self.played].flatten(1), heads))
+
+    def update_critic(self, batch: ChunkBatch, following: Tensor | None = None) -> Metrics:
+        """Take one TD step of all heads, and one of V where there is one.
 
         Args:
-            following: [B H Da] the chunk that is played at `next_obs`.
+            following: [B H Da] the chunk that is played at `next_obs`; None: a sample of the policy.
 
         Raises:
             RobopolicyError: the loss or its gradient is not finite; the weights are unchanged.
         """
-        with torch.no_grad():
-            heads = torch.randperm(self.critic.heads, generator=self.generator)[: self.subset].to(self.device)
-            seen = batch.next_obs[SEEN][:, : self.policy.cond_dim]
-            q_next = self.target(seen, following[:, : self.played].flatten(1), heads)  # [M B]
-            y = batch.reward + batch.discount * self.lower(q_next)  # [B]
+        y = batch.reward + batch.discount * self.next_value(batch.next_obs[SEEN], following)  # [B]
+        self._update_value(batch)
         q = self.q(batch.obs[SEEN], self.executed(batch))  # [E B]
         loss = (q - y).square().mean(dim=1).sum()  # sum over heads: each head learns as if alone
         norm = self._descend(loss, self.critic_params, self.critic_optim, "critic")
-        torch._foreach_lerp_(self.target_params, self.critic_params, self.tau)
+        with torch.no_grad():
+            torch._foreach_lerp_(self.target_params, self.critic_params, self.tau)
         self.checks.see(batch, q.detach())
         return {
             "critic/loss": float(loss.detach()) / q.shape[0], "critic/q": float(q.detach().mean()),
@@ -162,6 +176,14 @@ class ChunkLearner:
             "critic/disagreement": float(q.detach().std(dim=0, correction=0).mean()),
             "critic/spread": float(q.detach().mean(dim=0).std(correction=0)),
         }  # fmt: skip
+
+    def _update_value(self, batch: ChunkBatch) -> None:
+        if self.value is None:
+            return
+        seen = batch.obs[SEEN][:, : self.policy.cond_dim]
+        with torch.no_grad():
+            q = self.lower(self.target(seen, self.executed(batch)[:, : self.played].flatten(1)))  # [B]
+        self._descend(self.value.loss(seen, q), self.value.params, self.value.optim, "critic")
 
     # -- the policy --------------------------------------------------------------------------------------------------
     def imitate(self, cond: Tensor, chunk: Tensor, weight: Tensor) -> Metrics:
@@ -174,8 +196,7 @@ class ChunkLearner:
         if not bool((weight > 0).any()):  # e.g. a batch of episode ends
             return {}
         loss = self.imitation_loss(cond, chunk, weight)
-        norm = self._descend(loss, self.actor_params, self.actor_optim, "actor")
-        return {"actor/imitation": float(loss.detach()), "actor/grad_norm": float(norm)}
+        return {"actor/imitation": float(loss.detach()), "actor/grad_norm": float(self._step_actor(loss))}
 
     def imitation_loss(self, cond: Tensor, chunk: Tensor, weight: Tensor) -> Tensor:
         """Compute the learned weights' loss [] at `noise_samples` fine-tuned steps of each chunk; see `imitate`."""
@@ -183,6 +204,16 @@ class ChunkLearner:
         noise = torch.randn(chunk.shape, generator=self.generator).to(self.device)
         k = torch.randint(self.policy.finetuned_steps, (len(chunk),), generator=self.generator).to(self.device)
         return self.learned.finetuned_loss(cond, chunk, weight, k=k, noise=noise)
+
+    def _step_actor(self, loss: Tensor) -> Tensor:
+        """Take a step of the weights that learn, which the policy's follow; return the gradient's norm []."""
+        rate = self.actor_lr * min(1.0, (self.actor_steps + 1) / max(1, self.actor_warmup))
+        self.actor_optim.param_groups[0]["lr"] = rate
+        norm = self._descend(loss, self.actor_params, self.actor_optim, "actor")
+        self.actor_steps += 1
+        with torch.no_grad():
+            torch._foreach_lerp_(self.policy_params, self.actor_params, self.average)
+        return norm
 
     def _descend(self, loss: Tensor, params: list[Tensor], optim: torch.optim.Optimizer, name: str) -> Tensor:
         optim.zero_grad(set_to_none=True)
@@ -208,6 +239,7 @@ class ChunkLearner:
             "critic_optim": optimizer_state(self.critic_optim),
             "generator": self.generator.get_state(),
             "updates": self.updates,
+            **({} if self.value is None else {"value": self.value.state_dict()}),
         }
 
     @torch.no_grad()
@@ -217,6 +249,9 @@ class ChunkLearner:
         self.critic.load_state_dict(state["critic"])
         self.target.load_state_dict(state["target"])
         load_optimizer_state(self.actor_optim, state["actor_optim"])
+        self.actor_steps = steps_taken(self.actor_optim)
         load_optimizer_state(self.critic_optim, state["critic_optim"])
+        if self.value is not None:
+            self.value.load_state_dict(state["value"])
         self.generator.set_state(state["generator"])
         self.updates = int(state["updates"])

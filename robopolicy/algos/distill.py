@@ -3,6 +3,9 @@
 The student learns where the teacher takes each initial noise: a straight line from the noise to the teacher's chunk.
 On such lines one Euler step is exact. The noise goes on choosing among the teacher's chunks, so the student still
 explores. Liu et al. call this reflow; there the teacher is a flow, here any policy that begins at noise.
+
+A residual begins at no noise of its own. There the student learns the recorded actions, which are the teacher's, and
+one step leads from every noise to their mean.
 """
 
 from __future__ import annotations
@@ -16,8 +19,8 @@ from robopolicy.algos.bc import BC
 from robopolicy.core.errors import SpecError
 from robopolicy.core.rng import draw_rows
 from robopolicy.core.specs import check_teacher
-from robopolicy.core.types import Metrics
-from robopolicy.policies.base import Policy
+from robopolicy.core.types import BASE_ACTION, Metrics
+from robopolicy.policies.base import Policy, with_bases
 from robopolicy.policies.denoising import ChunkDenoiser
 from robopolicy.policies.flow import FlowPolicy
 from robopolicy.policies.normalizer import ACTION
@@ -26,12 +29,15 @@ from robopolicy.policies.normalizer import ACTION
 class Distill(BC):
     """Regress the student's velocity on (teacher's chunk − noise), at the observations of a dataset.
 
+    The chunks of a teacher that refines another policy are those of the dataset: its own episodes.
+
     The teacher acts from the initial noise alone: the noise of later steps of a DDPM is zero. The student begins with
     the teacher's encoder where both are alike and normalise alike.
 
     Args:
         policy: a flow policy, trained in place.
-        teacher: a policy that begins at noise [H Da], and reads nothing that the student does not read.
+        teacher: a policy that reads nothing that the student does not read. It begins at noise [H Da], or it refines
+            another policy.
         **options: see BC.
 
     Raises:
@@ -60,21 +66,27 @@ class Distill(BC):
         """Compute the mean square error [] of the velocity at random sampling times.
 
         Args:
-            batch: {key: [B To ...]}; its actions are not read.
+            batch: {key: [B To ...], "action": [B H Da], "action_is_pad": [B H]}; actions of a refined teacher alone
+                are read.
         """
         student = self.model
         assert isinstance(student, FlowPolicy)
         shape, device = student.noise_shape, self.limits.device
         noise = draw_rows(lambda rows: torch.randn(rows, *shape, device=device), len(batch[ACTION]))
-        chunk = self.chunk(batch, noise)
+        refined = self.teacher.base is not None
+        chunk = self.normalizer.normalize(ACTION, batch[ACTION]) if refined else self.chunk(batch, noise)
         index = draw_rows(lambda rows: torch.randint(len(student.times), (rows,), device=device), len(noise))
         x, velocity = student.noised(chunk, noise, index)
         predicted = student.network(x, student.times[index], student.encode_batch(batch))
-        return (predicted - velocity).square().mean(), {"chunk_rms": float(chunk.square().mean().sqrt())}
+        error = (predicted - velocity).square()
+        if refined:  # the dataset repeats the last action past an episode's end
+            keep = ~batch["action_is_pad"]
+            return (error.mean(-1) * keep).sum() / keep.sum(), {}
+        return error.mean(), {"chunk_rms": float(chunk.square().mean().sqrt())}
 
     def loss_items(self, batch: dict[str, Any]) -> int:
-        """Count the chunks, whose mean `loss` is."""
-        return len(batch[ACTION])
+        """Count the chunks, or for a refined teacher the recorded steps of them, whose mean `loss` is."""
+        return len(batch[ACTION]) if self.teacher.base is None else int((~batch["action_is_pad"]).sum())
 
     @torch.no_grad()
     def chunk(self, batch: dict[str, Any], noise: Tensor) -> Tensor:
@@ -90,19 +102,22 @@ class Distill(BC):
 
 def _misfits(student: Policy, teacher: Policy) -> list[str]:
     """List what keeps the student from following the teacher, one sentence each."""
-    problems, own, other = [], student.spec, teacher.spec
+    problems, own, other = list[str](), student.spec, teacher.spec
+    needed = {key for policy in with_bases(teacher) for key in policy.spec.observation} - {BASE_ACTION}
+    if missing := sorted(needed - set(own.observation)):
+        problems.append(f"it reads {missing}, which the student does not; see cameras=")
+    if teacher.base is not None:
+        return problems
     if teacher.noise_shape[-2:] != student.noise_shape:
         problems.append(
             f"it begins at noise of shape {teacher.noise_shape}, expected one that ends in {student.noise_shape}: a "
-            "diffusion, flow or VLA policy of the same horizon. Distil a residual by algo=bc on its rollouts"
+            "diffusion, flow or VLA policy of the same horizon"
         )
     problems += [
         f"{key}: the student has {mine}, the teacher {theirs}. Say {key}={theirs}"
         for key in ("n_obs_steps", "horizon", "n_action_steps")
         if (mine := getattr(own, key)) != (theirs := getattr(other, key))
     ]  # fmt: skip
-    if missing := sorted(set(other.observation) - set(own.observation)):
-        problems.append(f"it reads {missing}, which the student does not; see cameras=")
     return problems
 
 

@@ -115,7 +115,7 @@ class OGPO(ChunkLearner):
         """
         self.updates += 1
         batch = batch.to(self.device)
-        metrics = self.update_critic(batch, self.sample(batch.next_obs[SEEN], 1)[:, 0])
+        metrics = self.update_critic(batch)
         if learned_steps is not None and self.updates % self.policy_delay == 0:
             self.objective.anchor = self.anchor_weight(learned_steps)
             metrics |= self.update_policy(batch)
@@ -146,7 +146,7 @@ class OGPO(ChunkLearner):
                     imitation = self.imitation_loss(cond, chunk, good.float())
                     loss = loss + self.imitation * imitation
                     metrics["actor/imitation"] = float(imitation.detach())
-                norm = self._descend(loss, self.actor_params, self.actor_optim, "actor")
+                norm = self._step_actor(loss)
                 found.append([*stats.tolist()[:2], float(norm)])
         if found:
             names = ("actor/kl", "actor/clipped", "actor/grad_norm")

@@ -24,7 +24,7 @@ from robopolicy.core.errors import ConfigError
 from robopolicy.core.types import BASE_ACTION, Metrics, Obs
 from robopolicy.networks.critics import CriticEnsemble
 from robopolicy.policies.residual import ResidualPolicy
-from robopolicy.utils.optim import actor_adam, copy_into, load_optimizer_state, optimizer_state
+from robopolicy.utils.optim import copy_into, load_optimizer_state, optimizer_state, steps_taken
 
 
 def fallen(first: float, last: float, done: float) -> float:
@@ -99,11 +99,11 @@ class ResidualTD3:
         self.target = copy.deepcopy(self.critic).requires_grad_(False)
         self.actor = policy.net if average == 1.0 else copy.deepcopy(policy.net)
         self.actor_params = list[Tensor](self.actor.parameters())
+        self.acting_params = list[Tensor](policy.net.parameters())
         self.critic_params = list[Tensor](self.critic.parameters())
         self.target_params = list[Tensor](self.target.parameters())
-        self.actor_optim = actor_adam(
-            self.actor_params, list(policy.net.parameters()), lr=actor_lr, average=average, warmup=actor_warmup
-        )
+        self.actor_optim = torch.optim.Adam(self.actor_params, lr=actor_lr, fused=True)
+        self.actor_lr, self.actor_warmup, self.average, self.actor_steps = actor_lr, actor_warmup, average, 0
         self.critic_optim = torch.optim.Adam(self.critic_params, lr=critic_lr, fused=True)
         self.target_subset, self.tau, self.policy_delay = target_subset, tau, policy_delay
         self.target_noise, self.target_noise_clip = target_noise, target_noise_clip
@@ -180,7 +180,8 @@ class ResidualTD3:
         loss.backward()
         norm = nn.utils.clip_grad_norm_(self.critic_params, self.grad_clip)
         self.critic_optim.step()
-        torch._foreach_lerp_(self.target_params, self.critic_params, self.tau)
+        with torch.no_grad():
+            torch._foreach_lerp_(self.target_params, self.critic_params, self.tau)
         return {
             "critic/loss": loss.detach() / q.shape[0],
             "critic/q": q.detach().mean(),
@@ -205,7 +206,11 @@ class ResidualTD3:
         # parameter's memory layout, which `backward` gives and `torch.autograd.grad` does not.
         torch.autograd.backward(loss, inputs=self.actor_params)
         nn.utils.clip_grad_norm_(self.actor_params, self.grad_clip)
+        self.actor_steps += 1
+        self.actor_optim.param_groups[0]["lr"] = self.actor_lr * min(1.0, self.actor_steps / max(1, self.actor_warmup))
         self.actor_optim.step()
+        with torch.no_grad():
+            torch._foreach_lerp_(self.acting_params, self.actor_params, self.average)
         return {**metrics, "actor/residual_sq": size.detach(), "actor/penalty": weight}
 
     def _randn(self, shape: torch.Size) -> Tensor:
@@ -230,6 +235,7 @@ class ResidualTD3:
         self.target.load_state_dict(state["target"])
         copy_into(self.actor_params, state["learned"])
         load_optimizer_state(self.actor_optim, state["actor_optim"])
+        self.actor_steps = steps_taken(self.actor_optim)
         load_optimizer_state(self.critic_optim, state["critic_optim"])
         self.generator.set_state(state["generator"])
         self.updates = int(state["updates"])

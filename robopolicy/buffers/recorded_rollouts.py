@@ -15,7 +15,7 @@ from robopolicy.buffers.replay_buffer import Replay, Source
 from robopolicy.core.errors import ConfigError, DataError, SpecError
 from robopolicy.core.types import BASE_ACTION, Obs
 from robopolicy.datasets.compatibility import misfits
-from robopolicy.datasets.episodes import Episodes, concatenate
+from robopolicy.datasets.episodes import Episodes, concatenate, succeeded
 from robopolicy.datasets.lerobot_reader import load_episodes
 from robopolicy.datasets.tables import DRIVERS
 from robopolicy.policies.base import Policy
@@ -111,9 +111,7 @@ def replay_of_episodes(like: Replay, episodes: Episodes, *, obs: Obs) -> Replay:
     }  # fmt: skip
     if isinstance(replay, ChunkReplay):
         columns["driver"] = torch.full((frames,), DEMONSTRATION) if episodes.driver is None else episodes.driver
-        succeeded = torch.zeros(episodes.num_episodes, dtype=torch.bool)
-        succeeded[episodes.episode_of[episodes.success]] = True
-        columns["success"] = succeeded[episodes.episode_of]
+        columns["success"] = succeeded(episodes)[episodes.episode_of]
     replay.store = {k: padded(v) for k, v in columns.items()}
     replay.store["valid"][frames:] = False
     replay.added = frames + pad

@@ -35,6 +35,7 @@ from robopolicy.runs.logger import Tracker
 from robopolicy.runs.run_dir import claimed
 from robopolicy.utils.suite_packages import PACKAGES, installed
 
+_HOW = ("processes", "farm", "worker_timeout")  # of a task's node: how it runs, not what it is
 SLOT = "@"  # in checkpoint=…: stands for the task's name
 
 
@@ -125,6 +126,7 @@ def _out(checkpoint: Path, place: PolicyRef, out: Path | None) -> Path:
 
 def _file(task: str, node: dict[str, Any]) -> str:
     """Name the file of a task's rows: rows of another horizon or suite version get another file."""
+    node = {key: value for key, value in node.items() if key not in _HOW}
     packages = {name: installed(package.distribution) for name, package in PACKAGES.items()}
     digest = hashlib.sha256(json.dumps([node, packages], sort_keys=True).encode()).hexdigest()[:8]
     return f"{task.replace('/', '-')}-{digest}.csv"

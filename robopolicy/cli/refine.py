@@ -68,10 +68,10 @@ def refine(
     console = Console()
     stages = Stages(console, total=2 if plan_only else 5)
     ref = PolicyRef.of(base, "latest", out / "look")
-    node, dataset = task_of(task, ref), dataset or _own_dataset(ref)
+    node, dataset = task_of(task, ref), dataset or own_dataset(ref)
     facts = stages.run(
         "look", f"{look_episodes} validation episodes of {ref.name}, with and without sampling noise",
-        lambda: _look(base, ref, env_of(task, ref, min(NUM_ENVS, look_episodes)), look_episodes, dataset, device),
+        lambda: look(base, ref, env_of(task, ref, min(NUM_ENVS, look_episodes)), look_episodes, dataset, device),
     )  # fmt: skip
     refined = out / "refined"
     choices = stages.run("choice", "settings by the rules of docs/refine.md", lambda: choose(facts, env_steps))
@@ -94,15 +94,16 @@ def refine(
     return result
 
 
-def _own_dataset(ref: PolicyRef) -> Path | None:
+def own_dataset(ref: PolicyRef) -> Path | None:
     """Return the demonstrations that the base was trained on; None where they are gone."""
     config = (read_config(ref.run) if ref.run is not None else None) or {}
     return there(config["dataset"]) if config.get("dataset") else None
 
 
-def _look(
+def look(
     base: Path, ref: PolicyRef, env: VecEnv, episodes: int, dataset: Path | None, device: str
 ) -> BaseFacts:  # fmt: skip
+    """Run a base on validation episodes, with and without sampling noise, and return the facts that rules read."""
     policy = load_policy(base, device=device, env=env.spec)
     rows = evaluated_rows(policy, env, ref, "sampled", episodes, "validation", deterministic=False)
     mode = evaluated_rows(policy, env, ref, "mode", episodes, "validation", deterministic=True)

@@ -38,6 +38,12 @@ VERBS = {
             _RESUMES,
         ),
         Verb(
+            "pipeline",
+            "imitate, collect, refine, distil to one step, compare, report",
+            "robopolicy.cli.pipeline:pipeline",
+            _RESUMES,
+        ),
+        Verb(
             "eval",
             "run a checkpoint on test episodes: rates, intervals, videos",
             "robopolicy.cli.eval:evaluate",
@@ -48,6 +54,12 @@ VERBS = {
             "two checkpoints on the same episodes, with a paired test",
             "robopolicy.cli.compare:compare",
             _EVALUATED,
+        ),
+        Verb(
+            "gate",
+            "is a policy better than its base? From recorded episodes alone",
+            "robopolicy.cli.gate:gate",
+            _RESTARTS,
         ),
         Verb(
             "robustness",

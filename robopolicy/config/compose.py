@@ -137,6 +137,8 @@ def _with_hint(problem: str, config: Mapping[str, Any], config_dirs: Sequence[Pa
         return f"{key}: must be chosen: {key}=<one of {', '.join(groups[key])}>"
     if not what.startswith("unknown key"):
         return problem
+    if key in group_files(config_dirs):
+        return f"{key}: its file holds keys of the whole config. Begin it with the line `# @package _global_`."
     leaf = key.rsplit(".", 1)[-1]
     there = [k for k in flatten(config) if k.rsplit(".", 1)[-1] == leaf and k != key]
     return f"{problem} There is {' and '.join(there[:3])}." if there else problem

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Sequence
 from pathlib import Path
@@ -40,6 +41,7 @@ def hydra_config(verb: str, overrides: Sequence[str], config_dirs: Sequence[Path
     from hydra.errors import HydraException
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
+    from yaml import YAMLError
 
     groups, values = read_overrides(overrides, group_files(config_dirs))
     folders = tuple(f"file://{Path(d).resolve()}" for d in config_dirs)
@@ -48,9 +50,10 @@ def hydra_config(verb: str, overrides: Sequence[str], config_dirs: Sequence[Path
         OmegaConf.set_struct(config, False)
         config.pop("hydra")
         return cast(dict[str, Any], OmegaConf.to_container(config, resolve=True))
-    except (HydraException, OmegaConfBaseException) as error:
-        _check_groups(verb, groups, folders)
-        text = _first_line(error).replace("Ambiguous value for argument", "several values given in")
+    except (HydraException, OmegaConfBaseException, YAMLError) as error:
+        with contextlib.suppress(HydraException, YAMLError):  # the fault is a file's, not the command's
+            _check_groups(verb, groups, folders)
+        text = _reason(error).replace("Ambiguous value for argument", "several values given in")
         if "several values" in text:
             text += "; one run takes one value. A list is written key=[a,b]; --multirun trains once for each."
         raise UsageError(f"config: {text}") from error
@@ -97,6 +100,16 @@ def _check_groups(verb: str, groups: Sequence[str], folders: tuple[str, ...]) ->
         raise UsageError(f"{text}: `{verb.replace('_', ' ')}` has no group {group!r}. {closest(group, used)}")
 
 
-def _first_line(error: Exception) -> str:
-    lines = [line for line in str(error).splitlines() if line.strip() and "full_key" not in line]
-    return lines[0].strip() if lines else type(error).__name__
+def _reason(error: Exception) -> str:
+    """Return why a config did not compose, without Hydra's advice, which is for its own command line."""
+    from hydra.errors import MissingConfigException
+    from yaml import YAMLError
+
+    if isinstance(error, YAMLError):
+        return " ".join(str(error).split())
+    if isinstance(error, MissingConfigException) and error.options and error.missing_cfg_file:
+        option = error.missing_cfg_file.rpartition("/")[2]
+        return f"a file chooses {error.missing_cfg_file}, which is not there. {closest(option, error.options)}"
+    lines = [line.strip() for line in str(error).splitlines() if line.strip() and "full_key" not in line]
+    said = [line for line in lines if line is lines[0] or line.startswith("Overrides must be")]
+    return " ".join(said) or type(error).__name__

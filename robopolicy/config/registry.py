@@ -60,6 +60,7 @@ _SLOTS: dict[str, dict[str, Any]] = {  # slot → name → "module:attribute", o
         "fit_world_model": "robopolicy.world_models.training.fit:fit",
         "off_policy": "robopolicy.training.off_policy:off_policy",
         "offline": "robopolicy.training.offline:offline",
+        "offline_rl": "robopolicy.training.offline_rl:offline_rl",
         "on_policy": "robopolicy.training.on_policy:on_policy",
         "synthetic_off_policy": "robopolicy.training.synthetic:synthetic_off_policy",
     },
@@ -74,6 +75,7 @@ _SLOTS: dict[str, dict[str, Any]] = {  # slot → name → "module:attribute", o
         "floor": "robopolicy.policies.denoising_chain:FloorNoise",
         "learned": "robopolicy.policies.denoising_chain:LearnedNoise",
     },
+    "points_encoder": {"points": "robopolicy.networks.points:PointEncoder"},
     "policy": {
         "diffusion": "robopolicy.policies.diffusion:DiffusionPolicy",
         "flow": "robopolicy.policies.flow:FlowPolicy",

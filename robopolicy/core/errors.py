@@ -34,6 +34,14 @@ class RankError(RobopolicyError):
     """A process of a training by torchrun is missing, or works with another config or code."""
 
 
+class WorkerError(RobopolicyError):
+    """A worker process that cannot go on: its call failed, it dies again and again, or it runs other code."""
+
+
+class WorkerLost(WorkerError):
+    """A worker process that died or did not answer, and was started again."""
+
+
 class TrackerError(RobopolicyError):
     """wandb or TensorBoard cannot start in the mode that was asked for."""
 

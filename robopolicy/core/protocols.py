@@ -46,6 +46,11 @@ class Shareable(Protocol):
         ...
 
 
+def lost_episodes(env: object) -> int:
+    """Return how many episodes of `env` ended because the worker process that stepped them died."""
+    return int(getattr(env, "lost_episodes", 0))
+
+
 class OffPolicy(Protocol):
     """An algorithm that learns from a replay buffer. Its policy's `replay_features` are stored."""
 

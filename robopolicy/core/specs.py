@@ -177,19 +177,23 @@ class EnvFile(SharedFile):
         return EnvSpec(**self.shared(), **own)
 
 
-def with_cameras(features: dict[str, Feature], cameras: Iterable[str] | None, *, where: str) -> dict[str, Feature]:
+def with_cameras(
+    features: dict[str, Feature], cameras: Iterable[str] | None, *, where: str, prefix: str = IMAGES
+) -> dict[str, Feature]:
     """Return `features` with the pictures of `cameras` only; None: of all cameras. `where`: key for the message.
+
+    `prefix`: POINTS chooses among point clouds instead.
 
     Raises:
         ConfigError: there is no such camera.
     """
     if cameras is None:
         return dict(features)
-    offered = [k.removeprefix(IMAGES) for k in features if k.startswith(IMAGES)]
+    offered = [k.removeprefix(prefix) for k in features if k.startswith(prefix)]
     if strange := sorted(set(cameras) - set(offered)):
         raise ConfigError(f"{where}: there is no {strange[0]!r}. {closest(strange[0], offered)}")
-    kept = {IMAGES + name for name in cameras}
-    return {k: f for k, f in features.items() if not k.startswith(IMAGES) or k in kept}
+    kept = {prefix + name for name in cameras}
+    return {k: f for k, f in features.items() if not k.startswith(prefix) or k in kept}
 
 
 def state_columns(feature: Feature, names: Sequence[str] | None, *, where: str) -> list[int]:

@@ -6,7 +6,8 @@ Da action dim · K denoising steps · K' fine-tuned ones · M = flattened (T·N�
 γ is per *primitive* step everywhere.
 
 Observations carry LeRobot's feature keys end to end: `observation.state` float32 [N Ds],
-`observation.images.<cam>` uint8 [N 3 h w], `task_index` int64 [N] into `EnvSpec.tasks`.
+`observation.images.<cam>` uint8 [N 3 h w], `observation.points.<cam>` float32 [N P 3] in m,
+`task_index` int64 [N] into `EnvSpec.tasks`.
 """
 
 from __future__ import annotations
@@ -28,6 +29,8 @@ Metrics = dict[str, float]
 
 STATE = "observation.state"
 IMAGES = "observation.images."  # prefix; the camera's name follows
+POINTS = "observation.points."  # prefix of point clouds; the depth camera's name follows
+RENDERED = (IMAGES, POINTS)  # prefixes of observations that cost a simulator a rendering
 ENV_STATE = "observation.environment_state"  # LeRobot's; our datasets without pictures repeat STATE under it
 TASK = "task_index"
 BASE_ACTION = "base_action"  # [N Da], added by BaseActionEnv only
@@ -120,7 +123,7 @@ class Step(NamedTuple):
     obs: Obs  # to act on next: the first observation of a new episode where one ended
     next_obs: Obs  # the true successor; the same object as `obs` where no env ended
     executed: Tensor  # [N Da] or [N Ta Da]: the applied action, after clamping and safety
-    steps: Tensor  # [N] int64: primitive steps taken (a chunk may end early)
+    steps: Tensor  # [N] int64: primitive steps taken (a chunk may end early); 0: the env was reset, or its worker died
     reward: Tensor  # [N] float32: Σ γⁱ rᵢ over those steps
     terminated: Tensor  # [N] bool: the task itself ended (success, failure)
     truncated: Tensor  # [N] bool: cut by the time limit or a fault; values bootstrap through it
@@ -197,7 +200,7 @@ class Selective(Protocol):
     def request_images(self, rows: Tensor) -> None:
         """Render in the next `step` only envs in `rows` [N] bool, new episodes, and true successors of cut episodes.
 
-        The other pictures are black. Without a call all are rendered.
+        The other pictures are black, and the other point clouds zero. Without a call all are rendered.
         """
         ...
 

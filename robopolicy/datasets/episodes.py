@@ -8,7 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from robopolicy.core.rng import keyed_uniform
 from robopolicy.core.types import ActionSpec, Feature, Obs
+
+_STREAM = 9511  # of the choice of held-out episodes
 
 
 @dataclass(frozen=True)
@@ -67,6 +70,36 @@ class Episodes:
         index = frames[:, None] + torch.arange(length)
         pad = index > last[:, None]
         return self.action[torch.minimum(index, last[:, None])], pad
+
+
+def take(episodes: Episodes, mask: Tensor) -> Episodes:
+    """Return the episodes of `mask` [E] bool."""
+    frames, lengths = torch.repeat_interleave(mask, episodes.lengths), episodes.lengths[mask]
+    names = ("action", "reward", "terminated", "success")
+    columns: dict[str, Any] = {k: getattr(episodes, k)[frames] for k in names}
+    return replace(
+        episodes,
+        **columns,
+        obs={k: v[frames] for k, v in episodes.obs.items()},
+        starts=torch.cat([lengths.new_zeros(1), lengths.cumsum(0)]),
+        seeds=episodes.seeds[mask],
+        driver=None if episodes.driver is None else episodes.driver[frames],
+    )
+
+
+def held_out(episodes: Episodes, fraction: float) -> Tensor:
+    """Choose about `fraction` of the episodes [E] bool, by their seeds: learning leaves these out, judging reads them.
+
+    A function of the seed: equal starts never lie on both sides, in whichever dataset they occur.
+    """
+    return keyed_uniform(episodes.seeds, torch.zeros_like(episodes.seeds), (1,), stream=_STREAM)[:, 0] < fraction
+
+
+def succeeded(episodes: Episodes) -> Tensor:
+    """Return which episodes [E] bool succeeded at any of their frames."""
+    found = torch.zeros(episodes.num_episodes, dtype=torch.bool)
+    found[episodes.episode_of[episodes.success]] = True
+    return found
 
 
 def concatenate(parts: list[Episodes]) -> Episodes:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from robopolicy.core.types import ActionSpec
+from robopolicy.core.types import POINTS, ActionSpec
 from robopolicy.datasets.checks import Defect, limit_slack, outside_limits
 from robopolicy.datasets.episodes import Episodes
 from robopolicy.datasets.spans import FilmBlock
@@ -43,7 +43,7 @@ def check_episodes(episodes: Episodes, *, min_length: int = 1) -> list[Defect]:
         if end - first < min_length:
             problem = f"has {end - first} frames, expected at least {min_length}"
             found.append(Defect("length", problem, "Leave these episodes out: load_episodes(episodes=…)", index))
-        found += check_finite(block, values, names)
+        found += [*check_finite(block, values, names), *check_clouds(block, values)]
         if shapes["action"] == wanted["action"]:
             found += check_limits(block, values["action"], episodes.action_spec)
     return found
@@ -97,6 +97,17 @@ def check_finite(
         what = f"element {names[element]!r}" if names and len(names) == part.shape[1] else f"element {element}"
         where = ranges(np.flatnonzero(bad.any(axis=1)))
         yield Defect(key, f"{what} is {part[frame, element]} ({where})", AGAIN, episode.index, frame)
+
+
+def check_clouds(episode: FilmBlock, values: Mapping[str, Array]) -> Iterator[Defect]:
+    """Point clouds that are empty in a whole episode: all points of a frame are at one place."""
+    for key, value in values.items():
+        if not key.startswith(POINTS) or value.shape[1] % 3 or value.shape[1] == 3:
+            continue
+        points = value[episode.rows].reshape(-1, value.shape[1] // 3, 3)
+        if (points == points[:, :1]).all():
+            fix = "Widen the crop box, or correct the camera's pose, then record again; or train without it: points=[]"
+            yield Defect(key, "is empty: all points of a frame are at one place", fix, episode.index, 0)
 
 
 def check_stride(episode: FilmBlock, values: Mapping[str, Array], fps: float) -> Iterator[Defect]:

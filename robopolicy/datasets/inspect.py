@@ -120,6 +120,7 @@ def _rows(
         if stamps is not None:
             yield from frame_checks.check_rate(block, stamps, source.fps)
         yield from frame_checks.check_finite(block, values, names)
+        yield from frame_checks.check_clouds(block, values)
         yield from frame_checks.check_stride(block, values, source.fps)
         if action is not None:
             yield from frame_checks.check_limits(block, action, spec)

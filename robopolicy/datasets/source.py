@@ -12,7 +12,7 @@ import pydantic
 
 from robopolicy.core.errors import DataError, closest
 from robopolicy.core.specs import check_action_spec
-from robopolicy.core.types import ENV_STATE, TASK, ActionSpec, Feature
+from robopolicy.core.types import ENV_STATE, POINTS, TASK, ActionSpec, Feature
 from robopolicy.datasets.checks import Defect, raise_defects
 from robopolicy.datasets.files import problems, read_json
 from robopolicy.datasets.info_models import Column, Info
@@ -163,7 +163,8 @@ def _feature(key: str, column: Column, video_path: str | None) -> Feature:
         return Feature((3, *column.picture_size()), "uint8")
     if not column.is_number:
         raise ValueError(f"dtype: expected numbers, video or image, found {column.dtype!r}")
-    names = column.names if len(column.shape) == 1 and column.names and len(column.names) == column.shape[0] else None
+    plain = len(column.shape) == 1 or (len(column.shape) == 2 and key.startswith(POINTS))
+    names = column.names if plain and column.names and len(column.names) == column.shape[-1] else None
     return Feature(column.shape, "float32" if column.dtype.startswith("float") else column.dtype, names)
 
 

@@ -13,8 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from robopolicy.core.protocols import lost_episodes
 from robopolicy.core.rng import keyed_normal
-from robopolicy.core.types import BASE_ACTION, IMAGES, Feature, Obs, Selective, Stateful, Step, VecEnv, close, newest
+from robopolicy.core.types import BASE_ACTION, RENDERED, Feature, Obs, Selective, Stateful, Step, VecEnv, close, newest
 from robopolicy.policies.base import Policy
 
 
@@ -32,6 +33,10 @@ class Wrapper:
     @property
     def episode_seed(self) -> Tensor:
         return self.env.episode_seed
+
+    @property
+    def lost_episodes(self) -> int:
+        return lost_episodes(self.env)
 
     def render(self, index: int, **kwargs: Any) -> Tensor:
         return self.env.render(index, **kwargs)  # type: ignore[attr-defined]
@@ -232,7 +237,7 @@ class ChunkExecutor(ChunkQueue):
             noise_shape=policy.noise_shape, stream=policy.depth, device=device,
         )  # fmt: skip
         self.policy, self.deterministic = policy, deterministic
-        self.reads_images = any(key.startswith(IMAGES) for key in spec.observation)
+        self.reads_images = any(key.startswith(RENDERED) for key in spec.observation)
 
     @property
     def needs_images(self) -> Tensor:

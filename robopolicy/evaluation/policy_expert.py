@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from robopolicy.config.schema import Count, Fraction
-from robopolicy.core.errors import SpecError
 from robopolicy.core.rng import keyed_normal, keyed_uniform
-from robopolicy.core.types import Obs, VecEnv
+from robopolicy.core.types import BASE_ACTION, Obs, VecEnv
 from robopolicy.envs.wrappers import ChunkExecutor
+from robopolicy.policies.base import with_bases
 from robopolicy.runs.checkpointer import load_policy
 
 _STREAM = 9401  # level of an episode, noise of a step, noise of a block: this and the next two
@@ -27,22 +27,25 @@ class PolicyExpert:
     behaviour and its surroundings. Half of the variance changes every step, half every `block` steps. The noise is
     keyed by (episode seed, step), as the policy's own.
 
+    A policy that refines another runs with it, as in evaluation.
+
     Raises:
-        SpecError: the policy does not fit the env, or refines another (its base would have to run beside it).
+        SpecError: the policy does not fit the env.
     """
 
     def __init__(
         self, env: VecEnv, checkpoint: Path, *, expert_noise: Fraction = 0.0, block: Count = 8, gripper: Fraction = 1.0
     ) -> None:
         self.policy = load_policy(checkpoint, env=env.spec)
-        if self.policy.base is not None:
-            raise SpecError(f"expert.checkpoint={checkpoint}: refines another policy; give one that stands alone")
         self.expert_noise, self.block = expert_noise, block
         action, n = env.spec.action, env.num_envs
         self.half = (torch.tensor(action.high) - torch.tensor(action.low)) / 2
         if action.gripper is not None:
             self.half[action.gripper] *= gripper
-        self.executor = ChunkExecutor(self.policy, n, device=env.device)
+        chain = with_bases(self.policy)
+        self.executors = [ChunkExecutor(policy, n, device=env.device) for policy in reversed(chain)]
+        self.length = max(policy.spec.n_obs_steps for policy in chain)
+        self.keys = [key for key in env.spec.observation if any(key in policy.spec.observation for policy in chain)]
         self.frames: Obs = {}
         self.clock = torch.zeros(n, dtype=torch.int64)
         self.seed = torch.zeros(n, dtype=torch.int64)
@@ -51,23 +54,25 @@ class PolicyExpert:
     def reset(self, mask: Tensor | None, *, episode_seed: Tensor) -> None:
         """Begin new episodes where `mask` [N] bool is true (None: everywhere)."""
         mask = torch.ones_like(self.begins) if mask is None else mask.cpu()
-        self.executor.reset(mask)
+        for executor in self.executors:
+            executor.reset(mask)
         self.seed, self.begins = episode_seed.cpu().clone(), self.begins | mask
         self.clock[mask] = 0
 
     def act(self, obs: Obs) -> Tensor:
         """Return [N Da] for single frames `obs`."""
-        length = self.policy.spec.n_obs_steps
-        for key in self.policy.spec.observation:
+        for key in self.keys:
             frame = obs[key][:, None]
-            repeated = frame.repeat_interleave(length, dim=1)
+            repeated = frame.repeat_interleave(self.length, dim=1)
             if key not in self.frames:
                 self.frames[key] = repeated
             pushed = torch.cat([self.frames[key][:, 1:], frame], dim=1)
             begins = self.begins.view(-1, *[1] * (frame.ndim - 1))
             self.frames[key] = torch.where(begins, repeated, pushed)
         self.begins = torch.zeros_like(self.begins)
-        action = self.executor.next_action(self.frames, self.seed)
+        frames = dict(self.frames)
+        for executor in self.executors:
+            frames[BASE_ACTION] = action = executor.next_action(frames, self.seed)
         noise = self._noise(action.shape[1])
         self.clock += 1
         return action + noise

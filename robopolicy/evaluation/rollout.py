@@ -7,6 +7,7 @@ all of them finish, and further episodes of an env are ignored.
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -14,7 +15,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from robopolicy.core.errors import SpecError
+from robopolicy.core.errors import SpecError, WorkerError
 from robopolicy.core.types import TASK, Obs, Step, VecEnv
 from robopolicy.envs.wrap_for import wrap_for
 from robopolicy.envs.wrappers import ChunkExecutor, request_images
@@ -30,6 +31,8 @@ class Running(NamedTuple):
     seed: int
     step: int
 
+
+_TRIES = 3  # of an episode whose worker dies
 
 # Called with the wrapped env before every step; films are taken here.
 Watcher = Callable[[VecEnv, list[Running]], None]
@@ -48,6 +51,8 @@ def evaluate(
 ) -> EpisodeTable:
     """Return one row for each of `seeds`, in their order, for any N.
 
+    Episodes that were lost because a worker of the env died are run again (sim.gymnasium.farm).
+
     Args:
         env: emits single frames; history and base actions are added here. It is reset, and left within other
             episodes, so a training env must not be passed.
@@ -57,6 +62,7 @@ def evaluate(
 
     Raises:
         SpecError: policy and env do not fit, seeds repeat, or the env breaks the seed or horizon contract.
+        WorkerError: an episode was lost three times.
     """
     todo = [int(s) for s in seeds.tolist()]
     if len(set(todo)) != len(todo):
@@ -65,8 +71,9 @@ def evaluate(
     policy.eval()
     try:
         tally = _Tally(env, todo)
-        if todo:
-            _run(policy, wrap_for(policy, env), tally, deterministic=deterministic, watch=watch, progress=progress)
+        wrapped = wrap_for(policy, env) if todo else env
+        while seeds_left := tally.left():
+            _run(policy, wrapped, tally, seeds_left, deterministic=deterministic, watch=watch, progress=progress)
     finally:
         for module, training in modes:
             module.training = training
@@ -74,10 +81,11 @@ def evaluate(
 
 
 def _run(
-    policy: Policy, env: VecEnv, tally: _Tally, *, deterministic: bool, watch: Watcher | None, progress: Progress | None
-) -> None:
+    policy: Policy, env: VecEnv, tally: _Tally, seeds: list[int], *, deterministic: bool, watch: Watcher | None,
+    progress: Progress | None,
+) -> None:  # fmt: skip
     # The env needs at least N seeds. Fillers repeat the last one, whose copies are ignored.
-    filled = tally.todo + tally.todo[-1:] * (env.num_envs - len(tally.todo))
+    filled = seeds + seeds[-1:] * (env.num_envs - len(seeds))
     obs = env.reset(torch.tensor(filled, dtype=torch.int64, device=env.device))
     executor = ChunkExecutor(policy, env.num_envs, device=env.device, deterministic=deterministic)
     tally.claim(torch.ones(env.num_envs, dtype=torch.bool), env.episode_seed, obs)
@@ -103,6 +111,7 @@ class _Tally:
         n = env.num_envs
         self.spec, self.todo = env.spec, todo
         self.pending = set(todo)
+        self.lost = Counter[int]()  # seed: how often its episode was lost
         self.done: dict[int, dict[str, Any]] = {}
         self.successes = 0
         self.active = torch.zeros(n, dtype=torch.bool)  # [N] runs an episode of the list
@@ -114,15 +123,31 @@ class _Tally:
         self.diverged = torch.zeros(n, dtype=torch.bool)
         self.total = torch.zeros(n, dtype=torch.float64)
 
+    def left(self) -> list[int]:
+        """Return the seeds without a row; they become pending again.
+
+        Raises:
+            WorkerError: an episode was lost three times.
+        """
+        seeds = [seed for seed in self.todo if seed not in self.done]
+        if ends := [seed for seed in seeds if self.lost[seed] >= _TRIES]:
+            raise WorkerError(
+                f"{self.spec.id}: the worker died in each of {_TRIES} trials of the episode of seed {ends[0]}. The "
+                "warnings above say how. task.processes=0 runs it in this process."
+            )
+        self.pending = set(seeds)
+        return seeds
+
     @property
     def finished(self) -> bool:
-        if self.pending and not bool(self.active.any()):
+        over = not bool(self.active.any())
+        if self.pending and over:
             raise SpecError(
                 f"{self.spec.id}: {len(self.pending)} of {len(self.todo)} episode seeds were never handed out, "
                 f"the first is {next(s for s in self.todo if s in self.pending)}. "
                 "`reset(seeds)` must start the first N seeds and hand out the others in order as episodes end."
             )
-        return len(self.done) == len(self.todo)
+        return over
 
     def running(self) -> list[Running]:
         return [Running(i, self.seed[i], int(self.length[i])) for i in self.active.nonzero()[:, 0].tolist()]
@@ -160,6 +185,10 @@ class _Tally:
             )
         over = (ended & self.active).nonzero()[:, 0].tolist()
         for i in over:
+            if not step.steps[i]:  # the episode ended without a step: its worker died
+                self.lost[self.seed[i]] += 1
+                self.active[i] = False
+                continue
             fine = not bool(self.diverged[i])
             by = "diverged" if not fine else "success" if step.terminated[i] and success[i] else None
             self.done[self.seed[i]] = {

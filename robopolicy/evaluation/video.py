@@ -11,6 +11,7 @@ import itertools
 import json
 import logging
 import tempfile
+from collections import Counter
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, TypedDict, Unpack
@@ -123,8 +124,13 @@ def _film(
     with ExitStack() as stack:
         writers = {s: stack.enter_context(Mp4Writer(out / entries[s]["file"], fps=1 / env.spec.dt)) for s in seeds}
 
+        shown = Counter[int]()  # pictures of each seed
+
         def watch(wrapped: VecEnv, running: list[Running]) -> None:
             for slot, seed, step in running:
+                if step < shown[seed]:  # the episode was lost, and runs again as before
+                    continue
+                shown[seed] += 1
                 picture = wrapped.render(slot, camera=camera, width=width, height=height)  # type: ignore[attr-defined]
                 text = f"{label + '  ' if label else ''}seed {seed}  step {step + 1}/{entries[seed]['length']}"
                 writers[seed].add(burn(picture, text, mark=entries[seed]["outcome"], good=good[seed]))

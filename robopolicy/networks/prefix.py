@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from robopolicy.config.schema import Count, Natural
 from robopolicy.core.errors import SpecError
 from robopolicy.core.specs import PolicySpec, state_columns
-from robopolicy.core.types import IMAGES, STATE, TASK, Obs
+from robopolicy.core.types import IMAGES, POINTS, STATE, TASK, Obs
 from robopolicy.networks.entities import EntityTokens
 from robopolicy.networks.language import WordTower
 from robopolicy.networks.precision import Precision, computing
@@ -70,6 +70,11 @@ class Prefix(nn.Module):
         keys, history = spec.observation, spec.n_obs_steps
         self.cameras = tuple(k for k in keys if k.startswith(IMAGES))
         self.floats = tuple(k for k, f in keys.items() if f.dtype == "float32" and k not in self.cameras)
+        if clouds := [k for k in keys if k.startswith(POINTS)]:
+            raise SpecError(
+                f"policy=vla reads no point clouds, found {clouds}. Leave them out with points=[], or train "
+                "policy=diffusion."
+            )
         if strange := sorted(set(keys) - {*self.cameras, *self.floats, TASK}):
             raise SpecError(f"observation keys must be float32, {IMAGES}<camera> or {TASK}; found {strange}")
         self.width, self.chosen, self.frozen, self.precision = width, TASK in keys, freeze_vision, precision

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from robopolicy.config.schema import Count, Natural
+from robopolicy.config.schema import Count, Fraction, Natural
 from robopolicy.core.errors import ConfigError, RobopolicyError
 from robopolicy.core.specs import PolicySpec
 from robopolicy.core.types import Metrics, Obs, newest
@@ -31,7 +31,8 @@ class ChunkDenoiser(DenoisingPolicy):
         count: S, steps of a chain. `times` [S], which subclasses register, holds the network's time at each.
         network: makes the Denoiser from `horizon`, `action_dim` and `cond_dim`.
         encoder: makes the whole observation encoder from the spec; ObservationEncoder when None.
-        state_encoder, image_encoder, image_shift, task_weights: see ObservationEncoder.
+        state_encoder, image_encoder, points_encoder, image_shift, point_dropout, task_weights: see
+            ObservationEncoder.
         noise_samples: noised chunks per observation in a training batch. With images, encoding dominates the cost, so
             more of them are nearly free (Mini-Diffuser, Hu et al. 2025).
         finetuned_steps: K', denoising steps at the end of the chain that a fine-tuned copy of the network runs.
@@ -58,7 +59,9 @@ class ChunkDenoiser(DenoisingPolicy):
         encoder: Callable[[PolicySpec], nn.Module] | None = None,
         state_encoder: Callable[[int], nn.Module] | None = None,
         image_encoder: Callable[[tuple[int, ...]], nn.Module] | None = None,
+        points_encoder: Callable[[tuple[int, ...]], nn.Module] | None = None,
         image_shift: Natural = 4,
+        point_dropout: Fraction = 0.5,
         task_weights: bool = True,
         noise_samples: Count = 1,
         finetuned_steps: Natural = 0,
@@ -72,8 +75,8 @@ class ChunkDenoiser(DenoisingPolicy):
                 f"finetuned_steps (K') must lie between 0 and the {count} steps of sampling, found {finetuned_steps}"
             )
         made: Any = encoder(spec) if encoder else ObservationEncoder(
-            spec, state_encoder=state_encoder, image_encoder=image_encoder, image_shift=image_shift,
-            task_weights=task_weights,
+            spec, state_encoder=state_encoder, image_encoder=image_encoder, points_encoder=points_encoder,
+            image_shift=image_shift, point_dropout=point_dropout, task_weights=task_weights,
         )  # fmt: skip
         self.encoder, self.cond_dim = made, made.out_dim
         self.network = network(horizon=spec.horizon, action_dim=spec.action.dim, cond_dim=self.cond_dim)

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from robopolicy.core.errors import DataError, SpecError, closest
-from robopolicy.core.types import BASE_ACTION, IMAGES, ActionSpec, Feature, Obs
+from robopolicy.core.types import BASE_ACTION, IMAGES, POINTS, ActionSpec, Feature, Obs
 from robopolicy.datasets.episodes import Episodes
 
 ACTION = "action"
@@ -30,6 +30,8 @@ class Affine(nn.Module):
 
 class Normalizer(nn.Module):
     """Statistics per key: float observations to zero mean and unit deviation, actions to [-1, 1], images likewise.
+
+    Point clouds have one mean [3] and one deviation for x, y and z, so that shapes keep their proportions.
 
     Near-constant dimensions are guarded by *relative* bounds, because an absolute one has no meaning across units
     (0.1 is vast in metres of a 2 cm step and nothing in encoder ticks):
@@ -55,7 +57,8 @@ class Normalizer(nn.Module):
         self.images = tuple(k for k in observation if k.startswith(IMAGES))
         self.order = tuple(observation)
         self.plain = tuple(k for k in observation if k not in (*self.keys, *self.images, BASE_ACTION))
-        shapes = {k: tuple(observation[k].shape) for k in self.keys} | {ACTION: (action.dim,)}
+        shapes = {k: (3,) if k.startswith(POINTS) else tuple(observation[k].shape) for k in self.keys}
+        shapes |= {ACTION: (action.dim,)}
         # Module names must not contain dots.
         self.names = {k: k.replace(".", "/") for k in shapes} | {BASE_ACTION: ACTION}
         self.affine = nn.ModuleDict({self.names[k]: Affine(shape) for k, shape in shapes.items()})
@@ -104,6 +107,11 @@ class Normalizer(nn.Module):
             if key not in episodes.obs:
                 raise DataError(f"dataset has no {key!r} to normalise. {closest(key, episodes.obs)}")
             x = _finite(key, episodes.obs[key])
+            if key.startswith(POINTS):
+                x = x.flatten(0, -2)  # [F·P 3]
+                mean = x.mean(0)
+                self._affine(key).set(mean, (x - mean).square().mean().sqrt().clamp_min(1e-6).expand(3))
+                continue
             std, mean = torch.std_mean(x, dim=0, correction=0)
             varies = std > 1e-6 * std.max().clamp_min(1e-30)
             floor = min_std * std[varies].median() if bool(varies.any()) else torch.ones_like(std)

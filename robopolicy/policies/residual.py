@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from robopolicy.config.schema import Count, NonNegative, Positive
 from robopolicy.core.errors import SpecError
 from robopolicy.core.specs import PolicySpec, state_columns
-from robopolicy.core.types import BASE_ACTION, IMAGES, TASK, Feature, Obs, newest
+from robopolicy.core.types import BASE_ACTION, RENDERED, TASK, Feature, Obs, newest
 from robopolicy.networks.task_conditioned import TaskLayout, TaskLinear
 from robopolicy.policies.base import SEEN, DenoisingPolicy, LikelihoodPolicy, Policy
 from robopolicy.policies.normalizer import Normalizer
@@ -38,7 +38,7 @@ class ResidualPolicy(Policy):
     elements (the distance to the goal, not its place) let both learn from far fewer episodes (docs/suites.md).
 
     With `pictures` the residual also reads the observation as encoded by the base's frozen encoder. Replay buffers
-    store this encoding, not the images.
+    store this encoding, not images and point clouds.
 
     Args:
         spec: the base's; observation gains `base_action`, chunks shrink to one step.
@@ -49,14 +49,14 @@ class ResidualPolicy(Policy):
         widen: the demonstrated range is widened by this fraction on each side, then intersected with the env's limits;
             the full action stays in this box.
         state: names of elements of the state that are read, see `state_columns`; None: all.
-        pictures: read images, through the base; False: the state alone.
+        pictures: read images and point clouds, through the base; False: the state alone.
         task_weights: give the first layer weights for each task; False: the task's number is an input.
         tasks: instructions of its training, where `spec` has others; None: those of `spec`.
         hidden: widths of the hidden layers.
 
     Raises:
-        SpecError: the observation has no vector of numbers, or keys that are neither vectors nor images; `state` names
-            no or unknown elements; `pictures` without images, or with a base that has no encoder of ours.
+        SpecError: the observation has no vector of numbers, or keys that are none of vectors, images and point clouds;
+            `state` names no or unknown elements; `pictures` without either, or with a base that has no encoder of ours.
     """
 
     numbers: Tensor  # [tasks of the env] int64: number of each in `known`, −1 where it is not
@@ -81,7 +81,7 @@ class ResidualPolicy(Policy):
         tasks: tuple[str, ...] | None = None,
     ) -> None:
         super().__init__()
-        cameras = {k: f for k, f in spec.observation.items() if k.startswith(IMAGES)}
+        cameras = {k: f for k, f in spec.observation.items() if k.startswith(RENDERED)}
         self.vectors = state_vectors(spec.observation)
         self.encoded_dim = _encoded_dim(base, cameras) if pictures else 0
         action = spec.action
@@ -217,7 +217,8 @@ def _encoded_dim(base: Policy, cameras: dict[str, Feature]) -> int:
     """Return C, the size of the base's encoded observation."""
     if not cameras:
         raise SpecError(
-            "policy.pictures: the base reads no pictures. Leave it out, or give a base that was trained on some."
+            "policy.pictures: the base reads no pictures and no point clouds. Leave it out, or give a base that was "
+            "trained on some."
         )
     if not isinstance(base, (DenoisingPolicy, LikelihoodPolicy)):
         raise SpecError(

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from robopolicy.core.errors import SpecError
-from robopolicy.core.types import BASE_ACTION, ENV_STATE, IMAGES, STATE, TASK, Feature
+from robopolicy.core.types import BASE_ACTION, ENV_STATE, RENDERED, STATE, TASK, Feature
 
 
 def state_vectors(observation: dict[str, Feature]) -> tuple[str, ...]:
     """Return the keys of vectors of numbers in the order in which they are joined.
 
     Raises:
-        SpecError: there are none, or keys of another kind than vectors and images.
+        SpecError: there are none, or keys of another kind than vectors, images and point clouds.
     """
     found = [k for k, f in observation.items() if f.dtype == "float32" and len(f.shape) == 1 and k != BASE_ACTION]
-    extra = [k for k in observation if k not in (*found, BASE_ACTION, TASK) and not k.startswith(IMAGES)]
+    extra = [k for k in observation if k not in (*found, BASE_ACTION, TASK) and not k.startswith(RENDERED)]
     if not found or extra:
-        raise SpecError(f"ResidualPolicy reads vectors of float32, and pictures; found {dict(observation)}")
+        raise SpecError(
+            f"ResidualPolicy reads vectors of float32, pictures and point clouds; found {dict(observation)}"
+        )
     return tuple(sorted(found, key=lambda k: (k != STATE, k != ENV_STATE)))  # the others stay in their order
 
 

@@ -17,7 +17,7 @@ from robopolicy.policies.find import find_policy, policy_digest
 from robopolicy.utils.atomic import write_atomically
 
 INPUTS = "inputs.json"  # key of the config -> sha256
-_POLICIES = ("base", "teacher")
+_POLICIES = ("base", "teacher", "expert.checkpoint")
 
 
 def write_inputs(run_dir: Path, config: Mapping[str, Any]) -> None:
@@ -45,6 +45,13 @@ def same_input(run_dir: Path, key: str, old: Any, new: Any) -> bool:
     if was is None and before is None:  # a run of an older version: the training compares what it fits to the data
         return key == "dataset"
     return now == (was or (_digest(key, before) if before is not None else None))
+
+
+def changed_inputs(run_dir: Path, config: Mapping[str, Any]) -> list[str]:
+    """List the keys of a config whose dataset or policy has other contents than the run began with."""
+    saved = read_json(run_dir / INPUTS) if (run_dir / INPUTS).is_file() else {}
+    given = {key: there(value) for key, value in flatten(config).items() if key in saved and isinstance(value, str)}
+    return [key for key, path in given.items() if path is not None and _digest(key, path) != saved[key]]
 
 
 def there(text: str) -> Path | None:

@@ -212,11 +212,17 @@ def read_config(run_dir: Path) -> dict[str, Any] | None:
 
 
 def own_task(config: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return the task of a run's config, for another command: with at most as many processes as there are cores."""
+    """Return the task of a run's config, for another command: with at most as many processes as there are cores.
+
+    The file starts and joins no cluster: `farm` is for the command line to say.
+    """
     task = config.get("task")
-    if task is None or not isinstance(wanted := task.get("processes"), int):
-        return task
-    return {**task, "processes": min(wanted, len(os.sched_getaffinity(0)))}
+    if task is None:
+        return None
+    own = {key: value for key, value in task.items() if key not in ("farm", "worker_timeout")}
+    if isinstance(wanted := own.get("processes"), int):
+        own["processes"] = min(wanted, len(os.sched_getaffinity(0)))
+    return own
 
 
 def dump(config: Mapping[str, Any]) -> str:

@@ -14,8 +14,8 @@ from robopolicy.buffers.recorded_rollouts import batch_sources, load_rollouts
 from robopolicy.buffers.replay_buffer import BatchSampler, Replay
 from robopolicy.config.schema import Count, Fraction, Natural, Positive
 from robopolicy.core.errors import ConfigError
-from robopolicy.core.protocols import Checkpoints, LogsMetrics, OffPolicy
-from robopolicy.core.types import IMAGES, Metrics, Obs, Step, VecEnv
+from robopolicy.core.protocols import Checkpoints, LogsMetrics, OffPolicy, lost_episodes
+from robopolicy.core.types import RENDERED, Metrics, Obs, Step, VecEnv
 from robopolicy.datasets.episodes import Episodes
 from robopolicy.envs.wrappers import ChunkQueue, request_images
 from robopolicy.runs.log_window import interval
@@ -136,7 +136,7 @@ class OffPolicyCollector:
         self.queue = ChunkQueue(
             self._plan, env.num_envs, action_dim=spec.action.dim, n_action_steps=spec.n_action_steps, device=env.device
         )
-        reads_images = any(key.startswith(IMAGES) for key in spec.observation)
+        reads_images = any(key.startswith(RENDERED) for key in spec.observation)
         # [N] replay buffers store the images of every frame, or of none.
         self.every_image = torch.full((env.num_envs,), reads_images, device=env.device)
         self.obs: Obs = {}  # [N To ...] to act on next
@@ -238,5 +238,7 @@ def log(state: OffPolicyState, tracker: LogsMetrics) -> None:
     numbers = {k: float(v) for k, v in state.metrics.items()} | {k: v / state.rounds for k, v in state.sums.items()}
     state.sums, state.rounds = {}, 0
     numbers["diverged"] = state.diverged
+    if lost := lost_episodes(state.collector.env):
+        numbers["lost_episodes"] = lost
     numbers |= state.success | {"seconds": state.train_s, "steps_per_s": state.steps / state.train_s}
     tracker.log({f"train/{k}": v for k, v in numbers.items()}, state.steps)

@@ -12,7 +12,7 @@ import torch
 from robopolicy.buffers.collector import Explorer, Rollout, RolloutCollector
 from robopolicy.config.schema import Count, Fraction, Natural
 from robopolicy.core.errors import ConfigError
-from robopolicy.core.protocols import Checkpoints, LogsMetrics
+from robopolicy.core.protocols import Checkpoints, LogsMetrics, lost_episodes
 from robopolicy.core.types import Metrics, VecEnv
 from robopolicy.core.untrusted import refusing
 from robopolicy.training.contract import check_algorithm
@@ -162,6 +162,8 @@ def log(state: OnPolicyState, tracker: LogsMetrics, metrics: Metrics, clock: lis
     parts = zip(("collect", "returns", "update"), clock, clock[1:], strict=False)
     numbers |= {f"train/{name}_s": end - begin for name, begin, end in parts}
     speed = {"train/seconds": state.train_s, "train/steps_per_s": state.steps / state.train_s}
+    if lost := lost_episodes(state.collector.env):
+        numbers["train/lost_episodes"] = lost
     tracker.log({**numbers, **speed}, state.steps)
     release_memory()
 

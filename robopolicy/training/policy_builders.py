@@ -13,7 +13,7 @@ from robopolicy.config.instantiate import open_arguments
 from robopolicy.config.schema import TARGET
 from robopolicy.core.errors import SpecError
 from robopolicy.core.specs import PolicySpec, check_fits, with_cameras
-from robopolicy.core.types import BASE_ACTION, IMAGES, TASK, EnvSpec, VecEnv
+from robopolicy.core.types import BASE_ACTION, POINTS, RENDERED, TASK, EnvSpec, VecEnv
 from robopolicy.datasets.compatibility import check_same_spec, check_same_statistics
 from robopolicy.datasets.episodes import Episodes
 from robopolicy.policies.base import Policy
@@ -122,7 +122,7 @@ def _spec(config: TrainConfig, env: VecEnv | None, base: Policy | None, demonstr
         return _available_spec(config, source)
     if config.policy_node.get("pictures"):
         return base.spec
-    read = {k: v for k, v in base.spec.observation.items() if not k.startswith(IMAGES)}
+    read = {k: v for k, v in base.spec.observation.items() if not k.startswith(RENDERED)}
     return replace(base.spec, observation=read)
 
 
@@ -130,6 +130,7 @@ def _available_spec(config: TrainConfig, source: Episodes | EnvSpec) -> PolicySp
     """Return a spec of everything that a dataset or an env offers."""
     observation = {k: v for k, v in source.observation.items() if k != TASK or len(source.tasks) > 1}
     observation = with_cameras(observation, config.cameras, where="cameras")
+    observation = with_cameras(observation, config.points, where="points", prefix=POINTS)
     action = source.action_spec if isinstance(source, Episodes) else source.action
     steps = (config.n_obs_steps, config.horizon, config.n_action_steps)
     return PolicySpec(observation, action, source.dt, *steps, source.tasks)

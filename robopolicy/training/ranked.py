@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import platform
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -19,7 +18,7 @@ from robopolicy.evaluation.episode_table import EpisodeTable
 from robopolicy.policies.base import Policy
 from robopolicy.runs.checkpointer import Checkpointer, Product
 from robopolicy.utils import ranks
-from robopolicy.utils.provenance import version
+from robopolicy.utils.provenance import code_digest, version
 
 _TIMEOUT_S = 600.0  # where `rank_timeout` is not given
 _LOOPS = ("offline", "on_policy")
@@ -40,7 +39,7 @@ def joined(config: Mapping[str, Any]) -> Iterator[None]:
         raise ConfigError(f"device={device}: ranks share cpu or cuda. Set device=cuda: each takes a GPU of its own.")
     with ranks.joined(cuda=device == "cuda", timeout=float(config.get("rank_timeout") or _TIMEOUT_S)):
         code = {
-            "code": _code(),
+            "code": code_digest(),
             "robopolicy": version(),
             "torch": torch.__version__,
             "python": platform.python_version(),
@@ -173,17 +172,3 @@ class RankedCheckpointer(Checkpointer):
         except RankError as error:
             raise CheckpointError(f"{error} run_dir must be a folder that all machines share.") from error
         return path
-
-
-def _code() -> str:
-    """Return a digest of this package's source."""
-    root, whole = Path(__file__).resolve().parents[1], hashlib.sha256()
-    for file in sorted(p for folder in (root, *sorted(root.iterdir())) for p in _sources(folder, root)):
-        whole.update(file.read_bytes())
-    return whole.hexdigest()[:16]
-
-
-def _sources(folder: Path, root: Path) -> list[Path]:
-    if folder == root:
-        return list(folder.glob("*.py"))
-    return list(folder.resolve().rglob("*.py")) if folder.is_dir() and folder.name != "__pycache__" else []

@@ -15,7 +15,13 @@ from robopolicy.runs.checkpointer import Checkpointer
 from robopolicy.runs.run_dir import has_checkpoint, open_run, read_config
 from robopolicy.training.ranked import RankedCheckpointer, check_supported
 from robopolicy.training.train_config import TrainConfig
-from robopolicy.training.trainers import train_imitation, train_off_policy, train_on_policy, train_world_model
+from robopolicy.training.trainers import (
+    train_imitation,
+    train_off_policy,
+    train_offline_rl,
+    train_on_policy,
+    train_world_model,
+)
 from robopolicy.utils import ranks
 from robopolicy.utils.threads import set_threads
 
@@ -26,6 +32,7 @@ TRAINERS: dict[str, Trainer] = {  # by the loop's registered name
     "fit_world_model": train_world_model,
     "off_policy": train_off_policy,
     "offline": train_imitation,
+    "offline_rl": train_offline_rl,
     "on_policy": train_on_policy,
     "synthetic_off_policy": train_off_policy,
 }

@@ -28,8 +28,9 @@ class TrainConfig:
         dataset: demonstrations (LeRobotDataset v3). incomplete: accept a dataset whose recording was interrupted.
         base: directory of the frozen policy underneath, or "zero_action": learning from scratch.
         teacher: directory of a policy to distil. teacher_sampling: changes of its sampler, see `finetuned`.
+        teacher_episodes: of the teacher, which a distillation without a dataset records; None: 500.
         n_obs_steps, horizon, n_action_steps: To, H, Ta of a policy without a base.
-        cameras: names of the cameras to read; None: all.
+        cameras: names of the cameras to read; None: all. points: the same of point clouds.
         num_envs: N, envs that experience is collected in.
         group_size: envs that start in the same state, see GroupedEnv; None: each env starts in its own.
         validation_episodes: episodes of each evaluation. keep_checkpoints: number of checkpoints to keep.
@@ -52,10 +53,12 @@ class TrainConfig:
     base: Path | None = None
     teacher: Path | None = None
     teacher_sampling: dict[str, Any] | None = None
+    teacher_episodes: Count | None = None
     n_obs_steps: Count = 1
     horizon: Count = 8
     n_action_steps: Count = 4
     cameras: tuple[str, ...] | None = None
+    points: tuple[str, ...] | None = None
     num_envs: Count = 32
     group_size: Count | None = None
     validation_episodes: Natural = 200

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+
 from robopolicy.config.instantiate import build, open_arguments
 from robopolicy.config.schema import TARGET
 from robopolicy.core.types import Metrics
@@ -23,6 +25,7 @@ from robopolicy.training.builders import (
 )
 from robopolicy.training.policy_builders import build_policy_for, load_base, load_teacher
 from robopolicy.training.ranked import check_supported, check_weights
+from robopolicy.training.teacher_episodes import with_teacher_episodes
 from robopolicy.training.train_config import TrainConfig
 from robopolicy.training.validation import Validation
 from robopolicy.utils import ranks
@@ -30,19 +33,39 @@ from robopolicy.utils.atomic import write_atomically
 
 
 def train_imitation(config: TrainConfig, checkpointer: Checkpointer) -> Metrics:
-    """Train a policy on demonstrations. A task, where one is given, is only evaluated on.
+    """Train a policy on demonstrations. A task, where one is given, is evaluated on, and a teacher recorded in it.
 
     The loop receives: algo, episodes, evaluate, seed, device, tracker, checkpointer.
     """
     resumed = checkpointer.latest_path()
     env = build_env(config) if config.has_env else None
     base = load_base(config, env, resumed)
+    with torch.random.fork_rng(devices=[]):  # the student begins with the same weights, recorded or resumed
+        teacher = load_teacher(config, env)
+        config = with_teacher_episodes(config, teacher, env)
     episodes = required(config, load_demonstrations(config, base))
     policy = build_policy_for(config, env=env, base=base, demonstrations=episodes, resumed=resumed)
-    algo = build_algorithm(config, policy, demonstrations=episodes, teacher=load_teacher(config, env))
+    algo = build_algorithm(config, policy, demonstrations=episodes, teacher=teacher)
     validation = build_evaluation(config)
     return run_loop(
         config, checkpointer, policy=policy, validation=validation, evaluate=validation, algo=algo, episodes=episodes
+    )
+
+
+def train_offline_rl(config: TrainConfig, checkpointer: Checkpointer) -> Metrics:
+    """Train a policy on recorded rollouts by the loop `offline_rl`. A task, where one is given, is only evaluated on.
+
+    The loop receives: algo, demos (None without a dataset), evaluate, seed, device, tracker, checkpointer.
+    """
+    resumed = checkpointer.latest_path()
+    env = build_env(config) if config.has_env else None
+    base = load_base(config, env, resumed)
+    demos = load_demonstrations(config, base)
+    policy = build_policy_for(config, env=env, base=base, demonstrations=demos, resumed=resumed)
+    algo = build_algorithm(config, policy, demonstrations=demos)
+    validation = build_evaluation(config)
+    return run_loop(
+        config, checkpointer, policy=policy, validation=validation, evaluate=validation, algo=algo, demos=demos
     )
 
 

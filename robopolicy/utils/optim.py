@@ -1,4 +1,4 @@
-"""Help with PyTorch's optimisers: schedules, weight decay groups, averaged weights and their state."""
+"""Help with PyTorch's optimisers: schedules, weight decay groups and state."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim import Adam
 
 from robopolicy.core.errors import CheckpointError
 
@@ -60,40 +59,6 @@ def copy_into(parameters: list[Tensor], saved: list[Tensor]) -> None:
         parameter.copy_(value)
 
 
-class AveragedAdam(Adam):
-    """Adam whose learning rate rises linearly from 0, and an exponential average of the weights that it learns.
-
-    Args:
-        learned: weights that Adam changes.
-        acting: of the same shapes, they follow `learned`; the same tensors where `average` is 1.
-        average: rate at which they follow (1 − decay).
-        warmup: steps in which the learning rate rises: Adam's first steps are full steps in directions hardly known.
-    """
-
-    def __init__(
-        self, learned: list[Tensor], acting: list[Tensor], *, lr: float, average: float = 1.0, warmup: int = 0
-    ) -> None:
-        super().__init__(learned, lr=lr, fused=True)
-        self.learned, self.acting, self.full_lr, self.average, self.warmup = learned, acting, lr, average, warmup
-        self.steps = 0
-
-    @torch.no_grad()
-    def step(self, closure: None = None) -> None:  # type: ignore[override]  # the losses here need no closure
-        """Take one step on the gradients that are there; the average follows."""
-        self.steps += 1
-        if self.warmup:
-            self.param_groups[0]["lr"] = self.full_lr * min(1.0, self.steps / self.warmup)
-        super().step()
-        if self.average < 1.0:
-            torch._foreach_lerp_(self.acting, self.learned, self.average)
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        super().load_state_dict(state_dict)
-        self.steps = max((int(values["step"]) for values in self.state.values()), default=0)
-
-
-def actor_adam(learned: list[Tensor], acting: list[Tensor], *, lr: float, average: float, warmup: int) -> Adam:
-    """Return an AveragedAdam, or Adam itself where nothing is averaged or warmed up."""
-    if average == 1.0 and not warmup:
-        return Adam(learned, lr=lr, fused=True)
-    return AveragedAdam(learned, acting, lr=lr, average=average, warmup=warmup)
+def steps_taken(optimizer: torch.optim.Optimizer) -> int:
+    """Return how many steps an optimiser has taken, by its state."""
+    return max((int(values["step"]) for values in optimizer.state.values()), default=0)

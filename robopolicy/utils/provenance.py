@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 import json
 import os
 import platform
@@ -52,6 +53,21 @@ def version() -> str:
     """Return package version and commit, as in every episode row: `0.1.0+g1a2b3c4d5e6f`."""
     package = installed("robopolicy") or "0"
     return package if commit() == "unknown" else f"{package}+g{commit().replace('+', '.')}"
+
+
+@functools.cache
+def code_digest() -> str:
+    """Return a digest of this package's source, as it was at the first call."""
+    root, whole = Path(__file__).resolve().parents[1], hashlib.sha256()
+    for file in sorted(p for folder in (root, *sorted(root.iterdir())) for p in _sources(folder, root)):
+        whole.update(file.read_bytes())
+    return whole.hexdigest()[:16]
+
+
+def _sources(folder: Path, root: Path) -> list[Path]:
+    if folder == root:
+        return list(folder.glob("*.py"))
+    return list(folder.resolve().rglob("*.py")) if folder.is_dir() and folder.name != "__pycache__" else []
 
 
 def command(arguments: list[str] | None = None) -> str:

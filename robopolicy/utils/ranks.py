@@ -31,7 +31,13 @@ class _Group:
         self.store, self.rank, self.count = next(dist.rendezvous("env://", timeout=timedelta(seconds=timeout)))
         self.calls, self.ended = 0, threading.Event()
         self.sign(str(self.calls))
-        threading.Thread(target=self._live, daemon=True).start()
+        self.thread = threading.Thread(target=self._live, daemon=True)
+        self.thread.start()
+
+    def end(self) -> None:
+        """Stop the signs of life. Python would abort if it ended while the thread waits for the store's answer."""
+        self.ended.set()
+        self.thread.join(timeout=_SILENT_S)
 
     def sign(self, text: str) -> None:
         self.store.set(f"rank/{self.rank}", f"{time.monotonic()} {text}")
@@ -124,12 +130,12 @@ def joined(*, cuda: bool, timeout: float) -> Iterator[None]:
         yield
         barrier()  # rank 0's process may hold the store
     except BaseException as error:
-        group.ended.set()
+        group.end()
         with suppress(RuntimeError):  # the store may have ended too
             group.sign(f"ended by {type(error).__name__}: {str(error).partition(chr(10))[0][:300]}")
         raise
     finally:
-        group.ended.set()
+        group.end()
         _group = None
         if dist.is_initialized():
             dist.destroy_process_group()

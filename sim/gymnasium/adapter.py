@@ -28,12 +28,11 @@ from robopolicy.core.errors import CheckpointError, ConfigError, SpecError
 from robopolicy.core.types import IMAGES, ActionSpec, Obs, Step, check_action
 from robopolicy.envs.episode_queue import EpisodeQueue
 from robopolicy.sim.gymnasium.checked_env import CheckedEnv
+from robopolicy.sim.gymnasium.farm import Farm
 from robopolicy.sim.gymnasium.film import picture
 from robopolicy.sim.gymnasium.info import Success, final_observations
-from robopolicy.sim.gymnasium.observations import Observations, layout
+from robopolicy.sim.gymnasium.observations import Observations, differ, layout
 from robopolicy.sim.gymnasium.spec import check_vector_env, env_spec, name_of, reset_mode
-
-_SEEDED = 1e-3  # relative and absolute; first observations of one seed may differ by so much
 
 
 class GymVecEnv:
@@ -81,6 +80,7 @@ class GymVecEnv:
         self._observed, self._success = Observations(self._layout, self.spec.id), Success(success, self.spec.id)
         self._checked = CheckedEnv(env, self.spec.id)
         self.mode = reset_mode(env, autoreset_mode, self.spec.id)
+        self._farm = env.unwrapped if isinstance(env.unwrapped, Farm) else None
         self._own = isinstance(env.unwrapped, SyncVectorEnv | AsyncVectorEnv)
         self._by_mask = self.mode == AutoresetMode.DISABLED or (self.mode == AutoresetMode.NEXT_STEP and self._own)
         self._idle: NDArray[np.bool_] = np.zeros(self.num_envs, dtype=bool)  # NEXT_STEP: the coming step is the reset
@@ -119,8 +119,9 @@ class GymVecEnv:
         truncated &= ~terminated  # if both: terminated only
         starting = terminated | truncated
         obs = next_obs = self._observed(raw, self.num_envs)
+        idle |= False if self._farm is None else self._farm.lost  # their episodes end without a step
         success = self._success.read(
-            info, terminated, active=~idle, ended=starting, same_step=self.mode == AutoresetMode.SAME_STEP
+            info, terminated, active=~idle, ended=starting & ~idle, same_step=self.mode == AutoresetMode.SAME_STEP
         )
         reward = checked.reward(reward, idle)
         self._age = np.where(idle, 0, self._age + 1)
@@ -136,9 +137,9 @@ class GymVecEnv:
                 self._checked.refuse_final(info)
                 self._idle = starting
             self._age[starting] = 0
-        if idle.any():
-            self._idle = self._idle & ~idle
-            self._name(idle)
+        if (reset := idle & ~starting).any():
+            self._idle = self._idle & ~reset
+            self._name(reset)
         return Step(
             obs=obs,
             next_obs=next_obs,
@@ -151,6 +152,11 @@ class GymVecEnv:
             valid=torch.from_numpy(~idle),
             info={},
         )
+
+    @property
+    def lost_episodes(self) -> int:
+        """Number of episodes that ended because their worker died."""
+        return 0 if self._farm is None else self._farm.lost_episodes
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position in the training stream; the env's own state cannot be saved."""
@@ -203,7 +209,7 @@ class GymVecEnv:
         alone = np.arange(self.num_envs) == 0
         obs = self._begin_rows(seeds, alone, first) if self._by_mask else self._begin(seeds)
         for key, value in obs.items():
-            if _differ(value, first[key], picture=key.startswith(IMAGES)):
+            if differ(value, first[key], picture=key.startswith(IMAGES)):
                 raise SpecError(
                     f"{self.spec.id}: reset(seed=…) with the same seeds began other episodes the second time ({key!r} "
                     "differs). The env has to draw from self.np_random alone, which super().reset(seed=seed) seeds."
@@ -241,9 +247,3 @@ class GymVecEnv:
 
 
 adapt = GymVecEnv  # in the words of a user: adapt this env
-
-
-def _differ(a: Tensor, b: Tensor, *, picture: bool) -> bool:
-    if picture:  # renderers may differ by a level
-        return not float((a.float() - b.float()).abs().mean()) <= 2.0
-    return not bool(torch.isclose(a, b, rtol=_SEEDED, atol=_SEEDED).all())

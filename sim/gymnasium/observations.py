@@ -21,6 +21,7 @@ _PICTURE_SIDE = 16  # a Box with two axes of at least this length is taken for a
 _STATE_LIMIT = 4000  # numbers of `observation.state`; the smallest usual picture, 64×64, has more
 _LEROBOT = {"agent_pos": STATE, "environment_state": ENV_STATE}  # its names in an env: the feature of each
 _PIXELS = "pixels"  # its name of pictures: a box, or a Dict of them
+_SAME = 1e-3  # relative and absolute; first observations of one seed may differ by so much
 _CAMERA = re.compile(r"\w+([.-]\w+)*")  # it becomes part of file names
 
 
@@ -185,3 +186,10 @@ def as_array(value: Any, what: str) -> NDArray[Any]:
         return np.asarray(value)
     except (TypeError, ValueError, RuntimeError) as error:  # ragged rows, or a tensor on a GPU
         raise SpecError(f"{what}: expected a NumPy array, found {type(value).__name__} ({error})") from error
+
+
+def differ(a: Tensor, b: Tensor, *, picture: bool) -> bool:
+    """Return whether the first observations of an episode differ, which began twice."""
+    if picture:  # renderers may differ by a level
+        return not float((a.float() - b.float()).abs().mean()) <= 2.0
+    return not bool(torch.isclose(a, b, rtol=_SAME, atol=_SAME).all())

@@ -11,20 +11,20 @@ import functools
 import importlib
 import inspect
 import re
-from typing import Any, Literal
+from typing import Any, Literal, Unpack
 
 import gymnasium
 from gymnasium.envs.registration import load_env_creator
 
 from robopolicy.config import registry
-from robopolicy.config.schema import Side
+from robopolicy.config.schema import Natural, Side
 from robopolicy.core.errors import ConfigError, RobopolicyError, closest
 from robopolicy.sim.gymnasium.adapter import GymVecEnv
 from robopolicy.sim.gymnasium.chosen_parts import RENDER, ChosenParts, nested
 from robopolicy.sim.gymnasium.film import RGB
 from robopolicy.sim.render import choose_gl
 from robopolicy.sim.suites.base import needs, steps_of, unit_action
-from robopolicy.sim.suites.workers import vector_env
+from robopolicy.sim.suites.vector_env import FarmOptions, vector_env
 
 KNOWN = {"gym_pusht": "pusht", "gymnasium_robotics": "fetch"}  # package that registers ids: our extra
 FETCH = unit_action(  # 0.05 m at 1
@@ -115,7 +115,8 @@ def make(
     success: str | None = None,
     reward: Literal["sparse", "own"] = "sparse",
     options: dict[str, Any] | None = None,
-    processes: int = 0,
+    processes: Natural = 0,
+    **workers: Unpack[FarmOptions],
 ) -> GymVecEnv:
     """Build a Gymnasium id as a VecEnv.
 
@@ -135,6 +136,7 @@ def make(
         reward: sparse: success is the reward and ends the episode; own: the env's reward, and success ends nothing.
         options: keyword arguments of the env.
         processes: 0: all envs in this process; else so many workers.
+        workers: how these run, see FarmOptions.
 
     Raises:
         ConfigError: an unknown package or id, no time limit, or an option that opens a window or a file.
@@ -149,7 +151,7 @@ def make(
     facts = {"options": options, "own_reward": reward == "own"} | ({} if success is None else {"told_by": success})
     facts |= {key: value for key, value in chosen.items() if value not in ((), None)}
     one = functools.partial(make_one, package, name, options, **chosen)
-    envs = vector_env(one, name, num_envs, horizon=steps, processes=processes, success=success,
+    envs = vector_env(one, name, num_envs, horizon=steps, processes=processes, **workers, success=success,
                       sparse=reward == "sparse", **facts)  # fmt: skip
     action = FETCH if name.startswith("Fetch") and package == "gymnasium_robotics" else None
     said = TEXTS.get(name, name) if text is None else text

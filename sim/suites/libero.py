@@ -15,17 +15,17 @@ from __future__ import annotations
 import functools
 import zlib
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import gymnasium
 import numpy as np
 
-from robopolicy.config.schema import Side
+from robopolicy.config.schema import Natural, Side
 from robopolicy.core.errors import ConfigError, closest
 from robopolicy.sim.gymnasium.adapter import GymVecEnv
 from robopolicy.sim.suites.base import MujocoSuiteEnv, check_task, global_random, needs, steps_of
 from robopolicy.sim.suites.robosuite import ACTION
-from robopolicy.sim.suites.workers import vector_env
+from robopolicy.sim.suites.vector_env import FarmOptions, vector_env
 
 with needs("libero"):
     import mujoco
@@ -137,7 +137,8 @@ def make(
     cameras: tuple[str, ...] = ("agentview", "robot0_eye_in_hand"),
     size: Side = 128,
     horizon: int | None = None,
-    processes: int = 0,
+    processes: Natural = 0,
+    **workers: Unpack[FarmOptions],
 ) -> GymVecEnv:
     """Build a task of LIBERO as a VecEnv.
 
@@ -148,6 +149,7 @@ def make(
         size: pixels of the square pictures.
         horizon: steps to truncation; None: the suite's.
         processes: 0: all envs in this process; else so many workers (about 0.5 GB each).
+        workers: how these run, see FarmOptions.
         suite: libero_spatial, libero_object, libero_goal, libero_10 or libero_90.
 
     Raises:
@@ -161,5 +163,7 @@ def make(
     steps = steps_of(horizon, HORIZONS[suite])
     one = functools.partial(LiberoEnv, suite, task, tuple(cameras), size)
     facts: dict[str, Any] = {"suite": suite, "task": task, "cameras": list(cameras), "size": size, "settle": SETTLE}
-    envs = vector_env(one, f"libero/{suite}-{names.index(task)}", num_envs, horizon=steps, processes=processes, **facts)
+    envs = vector_env(
+        one, f"libero/{suite}-{names.index(task)}", num_envs, horizon=steps, processes=processes, **workers, **facts
+    )
     return GymVecEnv(envs, seed=seed, instructions=language(task), horizon=steps, action=ACTION)

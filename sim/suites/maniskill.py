@@ -14,18 +14,18 @@ from __future__ import annotations
 
 import functools
 import re
-from typing import Any
+from typing import Any, Unpack
 
 import gymnasium
 
-from robopolicy.config.schema import Positive, Side
+from robopolicy.config.schema import Natural, Positive, Side
 from robopolicy.sim.experts.maniskill import EXPERTS
 from robopolicy.sim.gymnasium.adapter import GymVecEnv
 from robopolicy.sim.suites.base import ExpertVecEnv, check_task, steps_of
 from robopolicy.sim.suites.maniskill_meaning import element_names, read
 from robopolicy.sim.suites.maniskill_registry import CONTROL, REGISTERED_ENVS, control_of, robots_of
 from robopolicy.sim.suites.maniskill_scene import ManiSkillEnv
-from robopolicy.sim.suites.workers import vector_env
+from robopolicy.sim.suites.vector_env import FarmOptions, vector_env
 
 TASKS = {  # with an expert of ours, on the Panda
     "PickCube-v1": "pick the red cube and hold it at the goal",
@@ -75,7 +75,8 @@ def make(
     horizon: int | None = None,
     friction: Positive = 1.0,
     mass: Positive = 1.0,
-    processes: int = 0,
+    processes: Natural = 0,
+    **workers: Unpack[FarmOptions],
 ) -> GymVecEnv:
     """Build a task of ManiSkill as a VecEnv.
 
@@ -90,6 +91,7 @@ def make(
         horizon: steps to truncation; None: the suite's own.
         friction: of everything, as a multiple of the suite's own. mass: the same, of everything but the arm.
         processes: 0: all envs in this process; else so many workers (about 0.7 GB each).
+        workers: how these run, see FarmOptions.
 
     Raises:
         ConfigError: no such task, robot, control mode or camera, models that are not on this machine, a horizon below
@@ -104,8 +106,8 @@ def make(
     facts: dict[str, Any] = {} if usual else {"robot": robot, "control": control}
     facts |= {"cameras": list(cameras), "size": size} if cameras else {}
     one = functools.partial(ManiSkillEnv, name, robot, control, tuple(cameras), size, **changed)
-    envs = vector_env(one, f"maniskill/{name}", num_envs, horizon=steps, processes=processes, name=name, **facts,
-                      **changed)  # fmt: skip
+    envs = vector_env(one, f"maniskill/{name}", num_envs, horizon=steps, processes=processes, **workers, name=name,
+                      **facts, **changed)  # fmt: skip
     return vec_env(name, envs, usual=usual, seed=seed, horizon=steps)
 
 

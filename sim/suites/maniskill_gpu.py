@@ -30,7 +30,7 @@ from robopolicy.sim.suites import maniskill
 from robopolicy.sim.suites.base import check_task, seed32, steps_of
 from robopolicy.sim.suites.maniskill_meaning import action, names, read
 from robopolicy.sim.suites.maniskill_registry import CONTROL, REGISTERED_ENVS, control_of, suites_own
-from robopolicy.sim.suites.workers import identified
+from robopolicy.sim.suites.vector_env import identified
 
 
 class ManiSkillBatch(VectorEnv):

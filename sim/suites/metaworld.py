@@ -9,18 +9,19 @@ from __future__ import annotations
 
 import functools
 import warnings
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 import torch
 from gymnasium.spaces import Box
 from torch import Tensor
 
+from robopolicy.config.schema import Natural
 from robopolicy.core.types import STATE, ActionSpec, Obs
 from robopolicy.sim.experts.suites import ScriptedExpert
 from robopolicy.sim.gymnasium.film import RGB
 from robopolicy.sim.suites.base import ExpertVecEnv, MujocoSuiteEnv, check_task, needs, steps_of, unit_action
-from robopolicy.sim.suites.workers import vector_env
+from robopolicy.sim.suites.vector_env import FarmOptions, vector_env
 
 with needs("metaworld"):
     import metaworld.policies
@@ -115,7 +116,8 @@ class MetaWorldExpert(ScriptedExpert):
 
 def make(
     name: str, num_envs: int, seed: int = 0, *, horizon: int = 200, relative: bool = False, second: bool = False,
-    processes: int = 0,
+    processes: Natural = 0,
+    **workers: Unpack[FarmOptions],
 ) -> ExpertVecEnv:  # fmt: skip
     """Build a task of Meta-World as a VecEnv.
 
@@ -128,6 +130,7 @@ def make(
         second: behind these 9 more of the second object, which is 0 where a task has one alone: from the hand, from the
             object, and how far it moved in the last step.
         processes: 0: all envs in this process; else so many workers.
+        workers: how these run, see FarmOptions.
 
     Raises:
         ConfigError: no such task, or a horizon that it does not have.
@@ -136,7 +139,9 @@ def make(
     horizon = steps_of(horizon, None, 500)
     one = functools.partial(MetaWorldEnv, name, relative, second)
     facts: dict[str, Any] = {k: True for k, v in (("relative", relative), ("second", second)) if v}
-    envs = vector_env(one, f"metaworld/{name}", num_envs, horizon=horizon, processes=processes, name=name, **facts)
+    envs = vector_env(
+        one, f"metaworld/{name}", num_envs, horizon=horizon, processes=processes, **workers, name=name, **facts
+    )
     return ExpertVecEnv(
         envs, expert=functools.partial(MetaWorldExpert, name), seed=seed, horizon=horizon, action=ACTION,
         instructions=name.removesuffix("-v3").replace("-", " "), names=element_names(relative, second),

@@ -14,11 +14,12 @@ from __future__ import annotations
 
 import functools
 import logging
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Unpack
 
 import numpy as np
 from gymnasium.spaces import Box
 
+from robopolicy.config.schema import Natural
 from robopolicy.core.types import ActionSpec
 from robopolicy.sim.experts.robosuite import EXPERTS
 from robopolicy.sim.experts.suites import slices
@@ -32,7 +33,7 @@ from robopolicy.sim.suites.base import (
     steps_of,
     unit_action,
 )
-from robopolicy.sim.suites.workers import vector_env
+from robopolicy.sim.suites.vector_env import FarmOptions, vector_env
 
 logging.disable(logging.WARNING)  # or it warns of a private macro file at every import
 try:
@@ -206,8 +207,9 @@ def element_names(name: str, relative: bool = False) -> list[str]:
 
 
 def make(
-    name: str, num_envs: int, seed: int = 0, *, horizon: int | None = None, relative: bool = False, processes: int = 0
-) -> GymVecEnv:
+    name: str, num_envs: int, seed: int = 0, *, horizon: int | None = None, relative: bool = False,
+    processes: Natural = 0, **workers: Unpack[FarmOptions],
+) -> GymVecEnv:  # fmt: skip
     """Build a task of robosuite as a VecEnv.
 
     Args:
@@ -217,6 +219,7 @@ def make(
         relative: behind robomimic's numbers 11 more: the object from the tool, and how far tool, object and fingers
             moved in the last step (the env's own difference, as Meta-World's observation has the step before in it).
         processes: 0: all envs in this process; else so many workers (about 0.4 GB each).
+        workers: how these run, see FarmOptions.
 
     Raises:
         ConfigError: no such task, or a horizon below 1.
@@ -227,7 +230,9 @@ def make(
     steps = steps_of(horizon, own)
     one = functools.partial(RobosuiteEnv, name, relative)
     facts: dict[str, Any] = {"relative": True} if relative else {}
-    envs = vector_env(one, f"robosuite/{name}", num_envs, horizon=steps, processes=processes, name=name, **facts)
+    envs = vector_env(
+        one, f"robosuite/{name}", num_envs, horizon=steps, processes=processes, **workers, name=name, **facts
+    )
     made = (
         functools.partial(ExpertVecEnv, expert=functools.partial(EXPERTS[name], _PARTS))
         if name in EXPERTS

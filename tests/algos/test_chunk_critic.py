@@ -261,6 +261,7 @@ def test_the_average_acts_and_the_learning_rate_rises(kind: Any):
     assert max(float(m.abs().max()) for m in moved) == pytest.approx(1e-4, rel=1e-3), "Adam's first step, a tenth"
     for p, acting, move in zip(began, algo.policy_params, moved, strict=True):
         torch.testing.assert_close(acting, p + 0.25 * move)
+    assert all(p.grad_fn is None for p in (*algo.target_params, *algo.policy_params)), "no graph of all updates"
     cond, state = torch.randn(5, algo.policy.cond_dim), algo.generator.get_state()
     noise = torch.randn(5, *algo.policy.noise_shape, generator=torch.Generator().manual_seed(0))
     algo.generator.manual_seed(0)

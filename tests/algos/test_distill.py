@@ -85,10 +85,42 @@ def test_a_teacher_that_does_not_fit_is_refused_with_every_reason() -> None:
     seeing.spec = replace(seeing.spec, observation={**seeing.spec.observation, "observation.more": Feature((2,))})
     with pytest.raises(SpecError, match=r"it reads \['observation.more'\]"):
         Distill(student(), seeing, steps=1)
+
+
+def test_of_a_refined_teacher_the_recorded_actions_are_learned() -> None:
     point = PointPolicy(gain=0.3, chunk=3)
-    residual = ResidualPolicy(point.spec, teacher.normalizer, point, hidden=(8,))
-    with pytest.raises(SpecError, match="Distil a residual by algo=bc"):
-        Distill(student(), residual, steps=1)
+    own = student()
+    teacher = ResidualPolicy(point.spec, own.normalizer, point, hidden=(8,))
+    algo = Distill(own, teacher, steps=250, lr=3e-3, ema_decay=0.9)
+    torch.manual_seed(2)
+    for _ in range(250):
+        batch = recorded_batch()
+        algo.update(batch)
+    assert algo.loss_items(batch) == 128 * own.noise_shape[0] // 2
+    batch, noise = recorded_batch(512), torch.randn(512, *own.noise_shape)
+    found = own.normalizer.normalize("action", algo.policy.act({STATE: batch[STATE]}, noise=noise))
+    wanted = own.normalizer.normalize("action", batch["action"])
+    kept = ~batch["action_is_pad"]
+    assert (found - wanted)[kept].square().mean() < 0.05 * wanted[kept].var(), "every noise leads to the action"
+
+
+def recorded_batch(count: int = 128) -> dict[str, Tensor]:
+    """Chunks of which the second half is padding, with actions that are wrong there."""
+    batch = batch_of(count)
+    horizon = base().noise_shape[-2]
+    high = torch.tensor(base().spec.action.high)
+    batch["action_is_pad"] = (torch.arange(horizon) >= horizon // 2).expand(count, -1)
+    batch["action"] = (high * torch.tanh(3 * batch[STATE][:, :, :2])).repeat(1, horizon, 1)
+    batch["action"][batch["action_is_pad"]] = -high
+    return batch
+
+
+def test_a_refined_teacher_that_reads_more_is_refused() -> None:
+    point, own = PointPolicy(chunk=3), student()
+    point.spec = replace(point.spec, observation={**point.spec.observation, "observation.more": Feature((2,))})
+    spec = replace(point.spec, observation={STATE: point.spec.observation[STATE]})
+    with pytest.raises(SpecError, match=r"it reads \['observation.more'\]"):
+        Distill(own, ResidualPolicy(spec, own.normalizer, point, hidden=(8,)), steps=1)
 
 
 @pytest.mark.parametrize("other", [lambda: base("ddpm"), lambda: student(2, noise_level=0.5)])

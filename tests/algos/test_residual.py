@@ -529,6 +529,13 @@ def test_what_acts_follows_the_actor_by_an_average():
     assert torch.allclose(after, before + 0.01 * (raw - before), atol=1e-6)
 
 
+def test_averages_keep_no_graph_of_their_updates():
+    policy, algo, _ = make(policy_delay=1, average=0.01)
+    for _ in range(2):
+        algo.update(batch_of(policy), learned_steps=0)
+    assert all(p.grad_fn is None for p in (*algo.target_params, *algo.acting_params))
+
+
 def test_the_learning_rate_of_the_actor_rises_from_zero():
     policy, algo, _ = make(actor_warmup=4, actor_lr=1e-3)
     state, base = policy.features(batch_of(policy).obs)

@@ -163,8 +163,11 @@ def test_a_base_that_shows_no_pictures_is_refused(env):
     assert FRONT not in residual_of(base, pictures=False).spec.observation
 
 
-def test_from_demonstrations_to_a_refined_policy_by_the_commands(tmp_path):
-    task = ["task=reach", "task.objects=false", "task.cameras=[front]", "task.image_size=[16,16]"]
+@pytest.mark.parametrize(
+    "seen", [["task.cameras=[front]", "task.image_size=[16,16]"], ["task.points=[front]", "task.cloud.count=16"]]
+)
+def test_from_demonstrations_to_a_refined_policy_by_the_commands(tmp_path, seen):
+    task = ["task=reach", "task.objects=false", *seen]
     quiet = ["tracker=quiet", "threads=1"]
     invoke("demos", *task, out=tmp_path / "d", episodes=4, num_envs=4)
     invoke("train", "algo=bc", *task, *quiet, "loop.steps=3", "loop.batch_size=8", "network.width=16",

@@ -134,7 +134,9 @@ def test_every_verb_says_what_repeating_it_does(
     monkeypatch.setattr("robopolicy.cli.main._run", run)
     assert main([*verb.split(), "a=b c"]) == 130
     said = capsys.readouterr().err
-    assert ("goes on from there" in said) == (verb in ("train", "quickstart", "refine")), "the only ones that resume"
+    assert ("goes on from there" in said) == (verb in ("train", "quickstart", "refine", "pipeline")), (
+        "the only ones that resume"
+    )
     assert said.startswith("Interrupted. ") and said.endswith(f":\n  robopolicy {verb} 'a=b c'\n")
 
 

@@ -47,8 +47,53 @@ def test_groups_combine_freely_there_is_no_file_per_pair() -> None:
         config = compose(TRAIN, [f"task={task}", f"algo={algo}", "run_dir=x"], checked=False)
         assert config["task"]["task"] == task
         assert config["loop"]["_target_"] in registered("loop")
-    names = [f.stem for f in config_folder().rglob("*.yaml")]
+    names = [f.stem for f in config_folder().rglob("*.yaml") if f.parent.name != "experiment"]  # a recorded pair each
     assert not [n for n in names if any(t in n and n != t and not n.startswith(t) for t in OPTIONS["task"])]
+
+
+def test_an_experiment_chooses_groups_and_values_and_the_command_line_changes_both() -> None:
+    chosen = ["experiment=metaworld_relative", "task.name=push-v3"]
+    config = train(*chosen)
+    assert config["task"] == {"_target_": "metaworld", "name": "push-v3", "relative": True}
+    assert (config["algo"]["_target_"], config["algo"]["penalty_final"], config["num_envs"]) == ("residual", 0.03, 8)
+    assert train("loop.total_steps=9", *chosen)["loop"]["total_steps"] == 9, "in any order"
+    grpo = train("algo=grpo", "experiment=vla_chain")
+    assert (grpo["algo"]["_target_"], grpo["algo"]["epochs"]) == ("grpo", 6)
+    with pytest.raises(UsageError, match=r"experiment=metaworld_relativ: no such option.*metaworld_relative"):
+        train("experiment=metaworld_relativ")
+    with pytest.raises(UsageError, match=r"`eval` has no group 'experiment'"):
+        compose(find_verb("eval"), ["experiment=metaworld", "checkpoint=runs/x"])
+
+
+def test_experiments_of_the_user_build_on_ours(tmp_path: Path) -> None:
+    (folder := tmp_path / "experiment").mkdir()
+    head = "# @package _global_\n# Mine.\ndefaults:\n  - residual_grasp\n  - _self_\n  - override /task: pick\n"
+    (folder / "mine.yaml").write_text(head + "algo:\n  tau: 0.02\n")
+    config = train("experiment=mine", config_dirs=[tmp_path])
+    assert (config["algo"]["tau"], config["algo"]["exploration_std"]) == (0.02, 0.1)
+    assert config["task"]["task"] == "pick"
+    (folder / "mine.yaml").write_text(head + "algo:\n  tua: 0.02\n")
+    with pytest.raises(UsageError, match=r"algo\.tua: unknown key.*'tau'"):
+        train("experiment=mine", config_dirs=[tmp_path])
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (
+            "algo:\n  tau: 0.1\n",
+            r"^experiment: its file holds keys of the whole config\. Begin it with the line `# @pack",
+        ),
+        ("# @package _global_\ndefaults:\n  - override /algo: residul\n", r"algo/residul, .* not there.*'residual'"),
+        ("# @package _global_\ndefaults:\n  - override /algo: ppo\n  - metaworld\n", "Overrides must be at the end"),
+        ("# @package _global_\nalgo: {tau: [1\n", r"mine\.yaml.*line 3"),
+    ],
+)
+def test_a_mistake_in_an_experiment_is_named(tmp_path: Path, text: str, said: str) -> None:
+    (folder := tmp_path / "experiment").mkdir()
+    (folder / "mine.yaml").write_text(text)
+    with pytest.raises(UsageError, match=said):
+        train("experiment=mine", config_dirs=[tmp_path])
 
 
 def test_every_option_says_what_it_is() -> None:

@@ -14,7 +14,7 @@ from robopolicy.config.registry import resolve
 from robopolicy.config.schema import PARTIAL, TARGET, is_node, signature
 
 GROUPS = ("algo", "network", "policy", "tracker", "world", "world_model")
-PRESETS = {"tracker/local", "tracker/quiet", "tracker/tensorboard"}  # of tracker/wandb
+PRESETS = {"tracker/local", "tracker/quiet", "tracker/tensorboard", "algo/offline"}  # of tracker/wandb and algo/aloe
 LOOPS = {"bc", "dppo", "residual", "residual_synthetic", "trajectories", "world_model"}  # each the main one of its loop
 EMPTY = inspect.Parameter.empty
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from robopolicy.datasets.frame_checks import check_rate, ranges
+from robopolicy.datasets.frame_checks import check_clouds, check_rate, ranges
 from robopolicy.datasets.spans import FilmBlock
 
 
@@ -19,3 +19,13 @@ def test_timestamps_by_hand() -> None:
     for stamp in (1.0, np.nan):
         (defect,) = check_rate(second, np.array([0.0, 0.5, 1.0, 0.0, stamp]), 2.0)
         assert (defect.key, defect.episode, defect.frame) == ("timestamp", 1, 1)
+
+
+def test_a_cloud_is_empty_where_no_frame_of_an_episode_has_two_places() -> None:
+    clouds = np.zeros((5, 6), dtype=np.float32)
+    clouds[3] = np.arange(6)
+    other = {"observation.points.front": clouds, "observation.points.dot": clouds[:, :3], "observation.state": clouds}
+    first, second = FilmBlock(0, 0, 3), FilmBlock(1, 3, 5)
+    (defect,) = check_clouds(first, other)
+    assert (defect.key, defect.episode) == ("observation.points.front", 0)
+    assert [*check_clouds(second, other)] == []  # sight was lost for a while

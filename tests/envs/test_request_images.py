@@ -23,7 +23,7 @@ from robopolicy.sim.env import SimEnv
 from robopolicy.training.off_policy import OffPolicyCollector
 from robopolicy.world_models.evaluation.real_rollouts import roll_out
 
-CAMERA = "observation.images.front"
+CAMERA, CLOUD = "observation.images.front", "observation.points.front"
 TA = 3
 
 
@@ -218,3 +218,30 @@ def test_a_history_of_frames_needs_them_all(taken: list[str]):
 
 def all_equal(a: dict[Any, Tensor], b: dict[Any, Tensor]) -> bool:
     return a.keys() == b.keys() and all(torch.equal(a[k], b[k]) for k in a)
+
+
+class Feeling(Looking):
+    """Reads a point cloud in place of a picture."""
+
+    def __init__(self, env: SimEnv) -> None:
+        super().__init__(make(1))
+        self.spec = replace(self.spec, observation={k: env.spec.observation[k] for k in (STATE, CLOUD)})
+
+    def act(self, obs: Obs, *, noise: Tensor | None = None, deterministic: bool = False) -> Tensor:
+        self.seen += list(obs[CLOUD].clone())
+        return obs[CLOUD].mean((1, 2, 3))[:, None, None].expand(-1, TA, self.spec.action.dim)
+
+
+def test_point_clouds_are_taken_where_a_policy_reads_them():
+    env = sim.make("reach", 3, points=("front",), cloud={"count": 8, "size": (24, 24)}, horizon=5)
+    seeds = episode_seeds("test", 0, 7)
+    policy, want = Feeling(env), Feeling(env)
+    evaluate(policy, env, seeds)
+    evaluate(want, EveryImage(env), seeds)
+    assert len(policy.seen) == len(want.seen) > 7 and all(cloud.any() for cloud in policy.seen)
+    assert all(torch.equal(a, b) for a, b in zip(policy.seen, want.seen, strict=True))
+    explorer = Explorer(make(1))
+    explorer.policy, explorer.explore = policy, lambda obs, noise: (policy.act(obs), {"cloud": obs[CLOUD].clone()})
+    collector = RolloutCollector(explorer, HistoryEnv(env, 1))
+    collector.reset()
+    assert bool(collector.collect(6).record["cloud"].flatten(1).any(1).all())

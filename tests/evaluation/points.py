@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import torch
 from torch import Tensor
 
@@ -37,6 +39,28 @@ class DivergingPoint(PointEnv):
             self._start(over)
             step = step._replace(obs=self._obs(), truncated=step.truncated | over)
         return step._replace(valid=~bad, success=step.success | bad, reward=torch.where(bad, torch.nan, step.reward))
+
+
+class LosingPoint(PointEnv):
+    """Loses the episodes whose seed is a multiple of three in their third step, `times` times each, as a farm does."""
+
+    def __init__(self, num_envs: int, times: int) -> None:
+        super().__init__(num_envs)
+        self.times, self.lost_episodes, self.losses = times, 0, Counter[int]()
+
+    def step(self, action: Tensor) -> Step:
+        seeds = self.episode_seed.tolist()
+        often = torch.tensor([seed % 3 == 0 and self.losses[seed] < self.times for seed in seeds])
+        lost = often & (self.time == 2)
+        self.losses.update(seed for seed, gone in zip(seeds, lost.tolist(), strict=True) if gone)
+        self.lost_episodes += int(lost.sum())
+        step = super().step(action)
+        if bool((over := lost & ~step.ended).any()):
+            self._start(over)
+            step = step._replace(obs=self._obs())
+        steps = step.steps.masked_fill(lost, 0)
+        ends = {"terminated": step.terminated & ~lost, "truncated": step.truncated | lost}
+        return step._replace(steps=steps, **ends, success=step.success & ~lost, valid=~lost)
 
 
 class PassingPoint(PointEnv):

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+from torch import Tensor
 
-from robopolicy.core.errors import SpecError
 from robopolicy.core.rng import episode_seeds
+from robopolicy.core.types import BASE_ACTION, Feature, Obs
+from robopolicy.envs.wrap_for import wrap_for
 from robopolicy.envs.wrappers import ChunkExecutor
 from robopolicy.evaluation import policy_expert
 from robopolicy.evaluation.policy_expert import PolicyExpert
@@ -22,10 +25,12 @@ def expert(env: PointEnv, monkeypatch: pytest.MonkeyPatch, policy: PointPolicy, 
     return PolicyExpert(env, Path("somewhere"), **kw)  # type: ignore[arg-type]
 
 
-def actions(seeds: torch.Tensor, monkeypatch: pytest.MonkeyPatch, *, steps: int = 8, **kw: float) -> torch.Tensor:
+def actions(
+    seeds: Tensor, monkeypatch: pytest.MonkeyPatch, *, steps: int = 8, policy: PointPolicy | None = None, **kw: float
+) -> Tensor:
     """[T N Da], over the ends of episodes."""
     env = PointEnv(len(seeds), horizon=5)
-    shown = expert(env, monkeypatch, PointPolicy(noise=0.05, n_obs_steps=2), **kw)
+    shown = expert(env, monkeypatch, policy or PointPolicy(noise=0.05, n_obs_steps=2), **kw)
     obs = env.reset(seeds)
     shown.reset(None, episode_seed=env.episode_seed)
     out = []
@@ -66,8 +71,26 @@ def test_episodes_have_levels_of_noise_up_to_expert_noise(monkeypatch: pytest.Mo
     assert 0.4 < float(torch.corrcoef(torch.stack([noise.flatten(), later.flatten()]))[0, 1]) < 0.6, "half lasts"
 
 
-def test_a_refined_policy_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    refined = PointPolicy()
-    refined.base = PointPolicy()
-    with pytest.raises(SpecError, match="refines another policy"):
-        expert(PointEnv(1), monkeypatch, refined)
+class Halved(PointPolicy):
+    """Half of the action of its base, which draws noise and reads two frames."""
+
+    def __init__(self) -> None:
+        super().__init__(chunk=1)
+        self.base = PointPolicy(noise=0.05, n_obs_steps=2)
+        feature = Feature((2,), names=("dx", "dy"))
+        self.spec = replace(self.spec, observation={**self.spec.observation, BASE_ACTION: feature})
+
+    def act(self, obs: Obs, *, noise: Tensor | None = None, deterministic: bool = False) -> Tensor:
+        return obs[BASE_ACTION][:, None] / 2
+
+
+def test_a_refined_policy_acts_as_in_evaluation(monkeypatch: pytest.MonkeyPatch) -> None:
+    refined, found = Halved(), actions(SEEDS[:3], monkeypatch, steps=7, policy=Halved())
+    env = wrap_for(refined, PointEnv(3, horizon=5))
+    obs, executor, wanted = env.reset(SEEDS[:3]), ChunkExecutor(refined, 3), []
+    for _ in range(7):  # over the end of episodes
+        wanted.append(executor.next_action(obs, env.episode_seed))
+        step = env.step(wanted[-1])
+        executor.reset(step.ended)
+        obs = step.obs
+    assert torch.equal(found, torch.stack(wanted))

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from robopolicy.core.errors import SpecError
+from robopolicy.core.errors import SpecError, WorkerError
 from robopolicy.core.rng import episode_seeds
 from robopolicy.core.types import STATE, TASK
 from robopolicy.envs.wrap_for import wrap_for
@@ -16,6 +16,7 @@ from tests.evaluation.points import (
     DivergingPoint,
     EndlessPoint,
     FilmedPoint,
+    LosingPoint,
     NothingAdded,
     PassingPoint,
     outcomes,
@@ -99,6 +100,19 @@ def test_diverged_episodes_are_counted_and_fail():
     assert rows.frame["return"].notna().all()
     assert len(rows) == E
     assert f"{rows.diverged} diverged" in rows.summary()
+
+
+@pytest.mark.parametrize("n", [1, 5, E + 5])
+def test_lost_episodes_run_again(n):
+    expected = outcomes(evaluate(noisy(), PointEnv(5), SEEDS))
+    env = LosingPoint(n, times=2)
+    assert outcomes(evaluate(noisy(), env, SEEDS)) == expected
+    assert {seed for seed in SEEDS.tolist() if env.losses[seed]} == {s for s in SEEDS.tolist() if s % 3 == 0} != set()
+
+
+def test_an_episode_that_is_always_lost_ends_the_evaluation():
+    with pytest.raises(WorkerError, match="in each of 3 trials of the episode of seed"):
+        evaluate(noisy(), LosingPoint(5, times=3), SEEDS)
 
 
 def test_success_once_is_not_success_at_end():

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from robopolicy.core.errors import DataError, SpecError
-from robopolicy.core.types import BASE_ACTION, STATE, TASK, ActionSpec, Feature
+from robopolicy.core.types import BASE_ACTION, POINTS, STATE, TASK, ActionSpec, Feature
 from robopolicy.datasets.episodes import Episodes
 from robopolicy.policies.normalizer import ACTION, Normalizer
 from tests.toy import ACTION as LIMITS
@@ -125,3 +125,17 @@ def test_bad_data_is_named():
     data = episodes(STATES, ACTIONS, length=4)
     with pytest.raises(DataError, match=r"Did you mean 'observation.states'"):
         fitted(replace(data, obs={"observation.states": STATES}))
+
+
+def test_a_cloud_has_a_centre_and_one_scale_by_hand():
+    key = POINTS + "front"
+    data = episodes(STATES, ACTIONS, length=4)
+    cloud = torch.tensor([[[1.0, 0.0, 0.0], [3.0, 0.0, 4.0]]]).expand(4, 2, 3)
+    data = replace(data, obs={**data.obs, key: cloud}, observation={**OBSERVATION, key: Feature((2, 3))})
+    made = Normalizer(data.observation, LIMITS).fit(data)
+    # Centre (2, 0, 2); squares 1, 0, 4 around it, so the scale is √(5/3), and proportions stay.
+    torch.testing.assert_close(made.normalize(key, cloud[:1, :1]), torch.tensor([[[-1.0, 0.0, -2.0]]]) / (5 / 3) ** 0.5)
+    torch.testing.assert_close(made.unnormalize(key, made.normalize(key, cloud)), cloud)
+    bad = replace(data, obs={**data.obs, key: cloud * torch.tensor([1.0, float("nan"), 1.0])})
+    with pytest.raises(DataError, match=key):
+        Normalizer(data.observation, LIMITS).fit(bad)

@@ -12,11 +12,13 @@ import pandas as pd
 import pytest
 import yaml
 
-from robopolicy.core.errors import RobopolicyError
+from robopolicy.cli.verbs import find_verb
+from robopolicy.config.compose import compose
+from robopolicy.core.errors import RobopolicyError, UsageError
 from robopolicy.reporting.result_rows import ALL, Evidence, write
 from robopolicy.reporting.results_page import _colours, _over, _routes, _whiskers, generate
 from scripts import experiments
-from scripts.experiment_list import EXPERIMENTS, LANGUAGE, Base, Experiment, Setting, trains
+from scripts.experiment_plan import EXPERIMENTS, Base, Experiment, Setting, read_plan, trains
 from scripts.experiment_record import Found, record, save_rows
 from tests.evaluation.points import make_rows
 
@@ -44,6 +46,11 @@ def test_a_part_never_stands_for_the_whole():
     assert whole["refined", "mean_success_rate"] == (0.95 + 0.6) / 2
 
 
+def test_the_mean_is_of_the_settings_that_count():
+    rows = record("suite", replace(BOTH, settings=(REACH, replace(PUSH, in_mean=False))), JOBS[:2], [found(20)] * 2, [])
+    assert pools(rows)["refined", "mean_success_rate"] == 1.0
+
+
 def test_a_setting_may_have_fewer_training_seeds_than_its_experiment():
     slow = replace(PUSH, seeds=(0,))
     rows = record("suite", replace(BOTH, settings=(REACH, slow)), JOBS[:3], [found(20), found(18), found(10)], [])
@@ -51,6 +58,18 @@ def test_a_setting_may_have_fewer_training_seeds_than_its_experiment():
     stray = [replace(r, seeds=1) for r in rows if r.setting == "push/refined" and r.seeds == 0]
     again = record("suite", replace(BOTH, settings=(REACH, slow)), JOBS[:1], [found(20)], [*rows, *stray])
     assert {r.seeds for r in again if r.setting == "push/refined"} == {0, ALL}, "a row outside its mean is dropped"
+
+
+def test_two_settings_are_compared_once_all_their_seeds_are_there():
+    both = replace(BOTH, extra=(), compared={"gain": ("reach/refined", "push/refined")})
+    part = record("suite", both, JOBS[:3], [found(10), found(8), found(14)], [])
+    assert "gain" not in {r.setting for r in part}
+    rows = [r for r in record("suite", both, JOBS[3:], [found(16)], part) if r.setting == "gain"]
+    assert [(r.metric, r.seeds, r.episodes) for r in rows] == [
+        ("difference", s, n) for s, n in ((0, 20), (1, 20), (ALL, 40))
+    ]
+    assert [r.value for r in rows] == pytest.approx([0.2, 0.4, 0.3])
+    assert rows[2].low is not None and rows[2].low > 0.05, "Newcombe, 30 of 40 against 18"
 
 
 @pytest.mark.parametrize("more", [["--seeds", "2"], ["--seeds", "0", "--only", "nothing"]])
@@ -71,7 +90,7 @@ def test_a_row_names_the_commits_that_made_it_not_the_one_that_wrote_it():
 
 def test_rows_of_other_commands_stay_where_the_experiment_says_so():
     other = replace(record("suite", BOTH, JOBS[:1], [found(20)], [])[1], setting="first_try/refined", seeds=7)
-    for kept, expected in (("", 0), ("first_try/", 1)):
+    for kept, expected in (((), 0), (("first_try/",), 1)):
         rows = record("suite", replace(BOTH, kept=kept), JOBS[:1], [found(18)], [other])
         assert [r.setting for r in rows].count(other.setting) == expected
 
@@ -91,12 +110,14 @@ def test_a_variant_of_the_task_is_a_rate_and_no_difference():
 
 def test_variants_of_language_are_those_of_the_command_line():
     variants = yaml.safe_load((Path(__file__).parents[2] / "configs/variants/language.yaml").read_text())
-    wanted = [tuple(f"task.{k}={v}" for k, v in changes.items()) for changes in variants.values() if changes]
-    assert wanted == list(LANGUAGE.values()), "the recorded rows have names of their own"
+    wanted = {tuple(f"task.{k}={v}" for k, v in changes.items()) for changes in variants.values() if changes}
+    (setting,) = EXPERIMENTS["vla_base"].settings
+    few_steps = {words[1:] for name, words in setting.refine.items() if name.startswith("one_step_")}
+    assert few_steps == wanted, "the recorded rows have names of their own"
 
 
 def test_what_is_a_training():
-    assert trains(("algo=dppo", "task.horizon=9")) and trains(("task.horizon=9", "algo=dppo"))
+    assert trains(("algo=dppo", "task.horizon=9")) and trains(("task.horizon=9", "experiment=vla_dppo"))
     assert not trains(("sampling={sampling_steps: 1}",)) and not trains(
         ("task.instruction_goal=other", "task.success_goal=instructed")
     )
@@ -188,6 +209,54 @@ def test_every_experiment_says_what_it_runs():
     for experiment in EXPERIMENTS.values():
         labels = [f"{s.prefix}{name}" for s in experiment.settings for name in s.refine]
         assert len(set(labels)) == len(labels) > 0
+
+
+TRAININGS = {
+    (f"task={s.base.task}", *s.base.options, *words): f"{id}:{s.prefix}{name}"
+    for id, experiment in EXPERIMENTS.items() for s in experiment.settings for name, words in s.refine.items()
+    if trains(words)
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("words", [pytest.param(words, id=name) for words, name in TRAININGS.items()])
+def test_the_words_of_every_training_fit_the_command_line(words):
+    try:
+        compose(find_verb("train"), ["run_dir=x", "tracker=local", *words])
+    except UsageError as error:  # a suite that is not installed here says so
+        if "which is not installed: ./scripts/setup.sh" not in str(error):
+            raise
+
+
+PLAN = """
+bases:
+  here: {task: reach, demos: 5, expert_noise: 0.5}
+  there: {task: metaworld, options: [task.name=push-v3], demos: 5, expert_noise: 0.5}
+experiments:
+  both:
+    settings:
+      - bases: {here: , there: [seed=7]}
+        overrides: [algo=residual]
+        refine: {refined: [], long: [loop.total_steps=9]}
+      - {bases: [here], refine: {mode: [deterministic=true]}}
+"""
+
+
+def test_a_setting_of_several_bases_is_one_for_each(tmp_path):
+    (file := tmp_path / "plan.yaml").write_text(PLAN)
+    here, there, alone = read_plan(file)[1]["both"].settings
+    assert (here.prefix, there.prefix, alone.prefix) == ("reach/", "metaworld-push-v3/", "")
+    assert here.refine == {"refined": ("algo=residual",), "long": ("algo=residual", "loop.total_steps=9")}
+    assert there.refine["long"] == ("algo=residual", "loop.total_steps=9", "seed=7")
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong"),
+    [("demos", "demoes"), ("[here]", "[her]"), ("task: reach", "task: 7"), ("{bases:", "{prefx: x/, bases:")],
+)
+def test_a_typo_in_the_plan_is_named(tmp_path, right, wrong):
+    (file := tmp_path / "plan.yaml").write_text(PLAN.replace(right, wrong, 1))
+    with pytest.raises((ValueError, RobopolicyError), match=r"demoes|'here'|task|prefx"):
+        read_plan(file)
 
 
 def test_a_base_of_lerobot_is_trained_by_its_own_command(tmp_path, monkeypatch):

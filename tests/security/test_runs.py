@@ -287,6 +287,12 @@ def test_a_runs_task_starts_no_more_processes_than_there_are_cores(run: Path) ->
     assert own_task(read_config(run) or {}) == {"_target_": "metaworld", "processes": cores}
 
 
+def test_a_runs_task_starts_no_cluster(run: Path) -> None:
+    place = says(run, "task: {_target_: metaworld, processes: 1, farm: ray, worker_timeout: 1e9}\n")
+    assert policy_ref.task_of(None, place) == {"_target_": "metaworld", "processes": 1}
+    assert policy_ref.task_of({"farm": "ray"}, place) == {"farm": "ray"}
+
+
 def test_a_step_that_is_no_number_fits_nothing() -> None:
     env = sim.make("reach", 1).spec
     spec = hostile_inputs.run_spec()

@@ -59,6 +59,34 @@ def test_latency_delays_the_action_by_whole_steps():
     assert torch.equal(a.next_obs[STATE], b.next_obs[STATE])
 
 
+@pytest.mark.parametrize(("steps", "gripper"), [(1.4, 1), (1.6, 2), (0.25, 0)])
+def test_an_action_may_be_late_by_a_part_of_a_step(steps, gripper):
+    """The arm is where a target leads that follows the same ramps, so much later; the gripper goes at a whole step."""
+    env = sim.make("reach", 1, randomization={"latency": (steps, steps)})
+    env.reset(SEEDS[:1])
+    start, sent, where = env.controller.pos[0].copy(), [np.zeros(3)], []
+    for t in range(8):
+        action = np.array([0.01 * np.sin(t), 0.01 * np.cos(t), 0.004 * (t % 3 - 1)])
+        env.step(torch.tensor([[*action, 0.0, 1.0 - 0.2 * t]], dtype=torch.float32))
+        sent.append(sent[-1] + action)
+        where.append(env.controller.pos[0] - start)
+        if t >= gripper:
+            assert env.controller.grip[0] == pytest.approx(1.0 - 0.2 * (t - gripper), abs=1e-6)
+    for t, found in enumerate(where):
+        ramp = [np.interp(t + 1 - steps, np.arange(len(sent)), np.array(sent)[:, k]) for k in range(3)]
+        assert found == pytest.approx(ramp, abs=1e-6)
+
+
+def test_whole_numbers_stay_whole_steps():
+    drawn = sim.make("reach", 16, randomization={"latency": (0, 1)}).draws[:, -1].astype(int)
+    assert set(drawn) == {0, 1}
+    parts = sim.make("reach", 16, randomization={"latency": (0.5, 1)}).draws[:, -1]
+    assert (parts >= 0.5).all() and (parts <= 1.0).all() and len(set(parts)) == 16
+    for wrong in ((0.5, 0.2), (-0.5, 1), (0, float("nan"))):
+        with pytest.raises(ConfigError, match="latency"):
+            sim.make("reach", 1, randomization={"latency": wrong})
+
+
 def test_noise_is_on_the_observation_only():
     noisy, clean = sim.make("reach", 2, randomization={"sensor_noise": 0.01}), sim.make("reach", 2)
     gap = noisy.reset(SEEDS[:2])[STATE] - clean.reset(SEEDS[:2])[STATE]

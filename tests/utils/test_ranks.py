@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
 
 import pytest
@@ -73,3 +74,20 @@ def test_the_others_end_and_name_the_missing_rank(how: str, said: str, within: i
     assert isinstance(error, RankError), error
     seconds, text = str(error).split(" ", 1)
     assert said in text and int(seconds) < within, error
+
+
+def test_no_thread_waits_for_the_store_when_a_group_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python aborts where it ends in that moment: "terminate called without an active exception"."""
+    for key, value in {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}.items():
+        monkeypatch.setenv(key, value)
+    monkeypatch.setattr(ranks, "_BEAT_S", 0.01)
+    group, waits = ranks._Group(10.0), threading.Event()
+
+    def sign(text: str) -> None:
+        waits.set()
+        time.sleep(0.3)
+
+    monkeypatch.setattr(group, "sign", sign)
+    assert waits.wait(10)
+    group.end()
+    assert not group.thread.is_alive()

@@ -9,12 +9,12 @@ import torch
 
 from robopolicy.core.errors import ConfigError
 from robopolicy.datasets.compatibility import misfits
-from robopolicy.datasets.episodes import Episodes
+from robopolicy.datasets.episodes import Episodes, take
 from robopolicy.datasets.lerobot_reader import load_episodes
 from robopolicy.runs.run_dir import read_config
 from robopolicy.world_models.models.dynamics import History
 from robopolicy.world_models.models.world import World
-from robopolicy.world_models.training.data import HOLDOUT, split, take
+from robopolicy.world_models.training.data import HOLDOUT, split
 
 Part = Literal["train", "held_out", "all"]
 Where = Literal["first", "any"]

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from robopolicy.core.rng import keyed_uniform
 from robopolicy.core.types import STATE
-from robopolicy.datasets.episodes import Episodes
+from robopolicy.datasets.episodes import Episodes, succeeded
 from robopolicy.world_models.models.dynamics import History
 from robopolicy.world_models.models.success import EpisodeScores
 from robopolicy.world_models.models.world import World
@@ -160,8 +160,3 @@ def episode_scores(values: Tensor, episodes: Episodes) -> EpisodeScores:
         per_episode(torch.where(since, values, -torch.inf), episodes),
         succeeded(episodes),
     )
-
-
-def succeeded(episodes: Episodes) -> Tensor:
-    """Return whether [E] success held at some frame."""
-    return per_episode(episodes.success.float(), episodes) > 0

@@ -25,7 +25,7 @@ from robopolicy.core.errors import CheckpointError, ConfigError, SpecError
 from robopolicy.core.rng import episode_seeds
 from robopolicy.core.types import IMAGES, STATE, TASK, Obs
 from robopolicy.core.untrusted import WANDB, check_links, parse_json, read_bytes, read_json, refusing
-from robopolicy.datasets.episodes import concatenate
+from robopolicy.datasets.episodes import concatenate, succeeded, take
 from robopolicy.evaluation import video
 from robopolicy.policies.base import Policy
 from robopolicy.policies.find import policy_digest
@@ -37,10 +37,10 @@ from robopolicy.world_models.envs.starts import fitting, made_from
 from robopolicy.world_models.evaluation.calibration import no_better
 from robopolicy.world_models.evaluation.imagined_evaluation import ImaginedEvaluation
 from robopolicy.world_models.evaluation.real_rollouts import roll_out
-from robopolicy.world_models.evaluation.validation import dream, succeeded
+from robopolicy.world_models.evaluation.validation import dream
 from robopolicy.world_models.models.dynamics import History
 from robopolicy.world_models.models.world import World, find_world, load_world
-from robopolicy.world_models.training.data import split, take
+from robopolicy.world_models.training.data import split
 
 REPORT = "world_model_report.json"
 _DIGITS = 5

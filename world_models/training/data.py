@@ -19,7 +19,7 @@ from robopolicy.core.rng import keyed_uniform, step_seed
 from robopolicy.core.specs import with_cameras
 from robopolicy.core.types import STATE, Feature
 from robopolicy.datasets.compatibility import misfits
-from robopolicy.datasets.episodes import Episodes, concatenate
+from robopolicy.datasets.episodes import Episodes, concatenate, take
 from robopolicy.datasets.lerobot_reader import dataset_features, load_episodes
 from robopolicy.world_models.models.dynamics import Dynamics, History
 
@@ -96,22 +96,6 @@ def mix(sources: Mapping[str, Episodes], weights: Mapping[str, float]) -> Mixtur
     counts = torch.tensor([e.num_episodes for e in sources.values()])
     source = torch.repeat_interleave(torch.arange(len(sources)), counts)
     return Mixture(concatenate(list(sources.values())), source, tuple(sources), share / share.sum())
-
-
-def take(episodes: Episodes, mask: Tensor) -> Episodes:
-    """Return the episodes of `mask` [E] bool."""
-    frames = torch.repeat_interleave(mask, episodes.lengths)
-    lengths = episodes.lengths[mask]
-    return replace(
-        episodes,
-        obs={k: v[frames] for k, v in episodes.obs.items()},
-        action=episodes.action[frames],
-        reward=episodes.reward[frames],
-        terminated=episodes.terminated[frames],
-        success=episodes.success[frames],
-        starts=torch.cat([lengths.new_zeros(1), lengths.cumsum(0)]),
-        seeds=episodes.seeds[mask],
-    )
 
 
 def split(episodes: Episodes, holdout: float) -> tuple[Tensor, Tensor, Tensor]:

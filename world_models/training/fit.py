@@ -15,12 +15,11 @@ from robopolicy.core.errors import ConfigError, DataError, SpecError
 from robopolicy.core.protocols import LogsMetrics
 from robopolicy.core.rng import step_seed
 from robopolicy.core.types import EnvSpec, Metrics
-from robopolicy.datasets.episodes import Episodes
+from robopolicy.datasets.episodes import Episodes, succeeded
 from robopolicy.datasets.metadata import RecordingMeta
 from robopolicy.policies.base import Policy
 from robopolicy.utils.storage import load_weights
 from robopolicy.world_models.evaluation.calibration import assess, summary
-from robopolicy.world_models.evaluation.validation import succeeded
 from robopolicy.world_models.models.dynamics import Dynamics
 from robopolicy.world_models.models.world import World, load_world, make_world
 from robopolicy.world_models.training.data import (

@@ -16,11 +16,11 @@ from robopolicy.core.protocols import LogsMetrics
 from robopolicy.core.rng import step_seed
 from robopolicy.core.specs import PolicySpec
 from robopolicy.core.types import Metrics
-from robopolicy.datasets.episodes import Episodes
+from robopolicy.datasets.episodes import Episodes, take
 from robopolicy.policies.base import Policy
 from robopolicy.world_models.models.trajectories import Trajectories, make_trajectories
 from robopolicy.world_models.models.windows import cut, whole
-from robopolicy.world_models.training.data import HOLDOUT, check_learnable, load_source, mix, split, take
+from robopolicy.world_models.training.data import HOLDOUT, check_learnable, load_source, mix, split
 from robopolicy.world_models.training.supervised import learn
 
 _EVALUATED, _FITTED = 2_000, 50_000  # windows that errors are measured on, and that units are taken from

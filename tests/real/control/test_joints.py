@@ -10,9 +10,10 @@ import pytest
 from robopolicy import sim
 from robopolicy.core.errors import SpecError
 from robopolicy.real.control.arm_kinematics import check_arm, kinematics_of
+from robopolicy.real.control.chunk_buffer import ChunkBuffer
 from robopolicy.real.control.control_loop import ControlLoop
 from robopolicy.real.control.joint_order import JointOrder
-from robopolicy.real.control.joints import ActionDecoder, ChunkBuffer
+from robopolicy.real.control.joints import ActionDecoder
 from robopolicy.real.deploy.simulated_arm import SimulatedArm
 from robopolicy.real.planning.planner import InlineRunner
 from robopolicy.real.ros2.urdf import check_urdf
@@ -216,7 +217,7 @@ def test_actions_are_clamped_to_their_range():
 
 def test_the_arm_is_seen_as_old_as_the_pictures_and_plans_count_from_then():
     env, age = sim.make("reach", 1, joint_noise=0.0, horizon=30), 0.1
-    it = SimulatedArm(env, Drive(env, [0.01, 0.0, 0.0, 0.0, 0.0], steps=8), settings=WIDE, latency=age)
+    it = SimulatedArm(env, Drive(env, [0.01, 0.0, 0.0, 0.0, 0.0], steps=8), settings=WIDE, latency=age, predict=False)
     was: list[np.ndarray] = []  # [n] rad, of every tick
     ago, asked, late = [], [], []
 

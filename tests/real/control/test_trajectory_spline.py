@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from robopolicy import sim
-from robopolicy.real.control.joints import ChunkBuffer
+from robopolicy.real.control.chunk_buffer import ChunkBuffer
 from robopolicy.real.control.robots import Trouble
 from robopolicy.real.control.trajectory_spline import shape, spline, steps_behind
 from robopolicy.real.deploy.simulated_arm import SimulatedArm

@@ -13,7 +13,7 @@ from robopolicy.core.errors import ConfigError, SpecError
 from robopolicy.core.specs import PolicySpec
 from robopolicy.policies.flow import FlowPolicy
 from robopolicy.policies.residual import ResidualPolicy
-from robopolicy.real.control.joints import ChunkBuffer, Delays
+from robopolicy.real.control.chunk_buffer import ChunkBuffer, Delays
 from robopolicy.real.deploy.simulated_arm import SimulatedArm
 from robopolicy.real.planning.chunking import RealtimePlanner, check_chunking
 from robopolicy.real.planning.planner import Planner, ThreadRunner

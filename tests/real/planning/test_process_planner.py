@@ -15,7 +15,7 @@ import torch
 from robopolicy.core.types import STATE
 from robopolicy.policies.flow import FlowPolicy
 from robopolicy.policies.io import load_policy, save_policy
-from robopolicy.real.control.joints import Ahead
+from robopolicy.real.control.chunk_buffer import Ahead
 from robopolicy.real.planning import process_planner
 from robopolicy.real.planning.planner import Planner, PlanningError
 from robopolicy.real.planning.process_planner import ProcessPlanner

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -17,11 +18,15 @@ from sensor_msgs.msg import JointState
 from std_msgs.msg import String
 
 from robopolicy.cli.main import main
+from robopolicy.core.errors import ConfigError
+from robopolicy.real.arms.check import arm_check
 from robopolicy.real.arms.new import arm_new
+from robopolicy.real.arms.wiring_text import with_delay
 from robopolicy.real.ros2 import messages
-from robopolicy.real.ros2.arm_findings import Heard, findings
+from robopolicy.real.ros2.arm_findings import Heard, findings, measured_delay
 from robopolicy.real.ros2.messages import StateReader
-from robopolicy.real.ros2.wiring import load_wiring
+from robopolicy.real.ros2.wiring import WiringError, load_wiring
+from robopolicy.real.safety import SafetyError
 from tests.real.arms.robots import simple
 from tests.real.ros2_graph import private_domain
 
@@ -91,6 +96,66 @@ def test_what_does_not_fit_is_named(wired, change, name, why):
         raise AssertionError(found[name])
 
 
+def test_the_delay_is_measured(wired):
+    heard = heard_of(wired, late=0.004)
+    rng = np.random.default_rng(0)
+    kept = [k for k in range(len(heard.states)) if k % 10 != 5]  # a tenth never comes
+    late = rng.exponential(0.002, len(heard.states))
+    heard.states = [(a + late[k], *rest) for k, (a, *rest) in enumerate(heard.states) if k in kept]
+    delay = measured_delay(heard)
+    assert delay.latency_s == pytest.approx(0.004 + 0.002 * np.log(2), abs=5e-4)
+    assert delay.jitter_s == pytest.approx(0.002 * (np.log(100) - np.log(2)), rel=0.5)
+    assert delay.lost == pytest.approx(0.1, abs=0.01)
+    assert 0.0 < delay.resolution_rad < 1e-3, "of the joint that swings"
+    assert failed(wired, heard_of(wired, late=0.009)) == {
+        "lead": "a state and its command need 18.0 ms, of 12 by lead_ticks"
+    }
+    for late, fix in ((0.009, "set lead_ticks: 5,"), (0.06, "lead_ticks may be 25 at most")):
+        assert fix in next(c.fix for c in findings(heard_of(wired, late=late), wired) if c.name == "lead")
+
+
+@pytest.mark.parametrize("heard", [
+    lambda wiring: Heard(),
+    lambda wiring: heard_of(wiring, seconds=0.1),
+    lambda wiring: Heard(states=[(s[0], 5.0, *s[2:]) for s in heard_of(wiring).states]),
+    lambda wiring: Heard(states=[(s[0], 0.0, *s[2:]) for s in heard_of(wiring).states]),
+], ids=["none", "few", "equal stamps", "no stamps"])  # fmt: skip
+def test_no_delay_is_made_up(wired, heard):
+    assert measured_delay(heard(wired)) is None
+
+
+def test_the_delay_is_written_into_the_wiring(wired, tmp_path, monkeypatch, capsys):
+    file = tmp_path / "robot.yaml"
+    before, delay = file.read_text(), measured_delay(heard_of(wired))
+    monkeypatch.setattr("robopolicy.real.ros2.arm_check.checks_of", lambda *_: ([], delay))
+    for _ in range(2):  # the second replaces the first
+        arm_check(wiring=str(file), write=True)
+        assert file.read_text().startswith(before) and file.read_text().count("delay:") == 1
+    found = load_wiring(str(file))
+    assert found.delay.latency_s == pytest.approx(delay.latency_s, abs=1e-6)
+    assert found.answer_s == pytest.approx(0.032)
+    assert "latency=[0.64,0.64]" in capsys.readouterr().out
+    slow = replace(found, delay=replace(found.delay, latency_s=0.04, jitter_s=0.01))
+    assert slow.answer_s == pytest.approx(0.12), "a state and its command need longer than lead_ticks"
+    block = before + "delay:  # by hand\n  latency_s: 0.1\n  jitter_s: 0.0\n  lost: 0.0\n# the end\n"
+    assert with_delay(block, delay).startswith(before + "# the end\ndelay: {latency_s: 0.0")
+    for wrong, why in (("{latency_s: 0.1}", "delay.jitter_s"), ("{latency_s: -1, jitter_s: 0, lost: 0}", "latency_s"),
+                       ("{latency_s: 0, jitter_s: 0, lost: 1.0}", "delay.lost")):  # fmt: skip
+        file.write_text(before + f"delay: {wrong}\n")
+        with pytest.raises(WiringError, match=why):
+            load_wiring(str(file))
+
+
+def test_a_delay_is_written_to_files_of_your_own_alone(wired, tmp_path, monkeypatch):
+    monkeypatch.setattr("robopolicy.real.ros2.arm_check.checks_of", lambda *_: ([], None))
+    with pytest.raises(ConfigError, match="found the preset 'fr3'"):
+        arm_check(wiring="fr3", write=True)
+    before = (tmp_path / "robot.yaml").read_text()
+    with pytest.raises(SafetyError, match="no delay could be measured"):
+        arm_check(wiring=str(tmp_path / "robot.yaml"), write=True)
+    assert (tmp_path / "robot.yaml").read_text() == before
+
+
 def test_an_arm_that_says_nothing_is_said(wired):
     assert set(failed(wired, Heard())) == {"joint states"}
 
@@ -123,5 +188,5 @@ def test_the_command_hears_a_running_arm_and_names_what_is_not_there(wired, tmp_
     shown = capfd.readouterr()
     found = set(shown.err.strip().rpartition(": ")[2].split(", "))
     assert "driver" in found, "nothing listens to commands"
-    assert found <= {"driver", "rate", "latency"}, "the rest is well; a busy machine is slow"
+    assert found <= {"driver", "rate", "latency", "lead"}, "the rest is well; a busy machine is slow"
     assert "with all 6 joints, in rad" in " ".join(shown.out.split())

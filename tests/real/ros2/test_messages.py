@@ -17,7 +17,7 @@ import yaml
 from robopolicy import sim
 from robopolicy.core.errors import ConfigError, SpecError
 from robopolicy.core.types import BASE_ACTION, STATE, Feature
-from robopolicy.real.control.joints import check_latency
+from robopolicy.real.control.chunk_buffer import check_latency
 from robopolicy.real.planning.planner import PlanningError, ThreadRunner
 from robopolicy.real.ros2.observation import Observer, check_features, check_robot
 from robopolicy.real.ros2.wiring import FOLDER, WiringError, load_wiring, parse, wiring_names

@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from robopolicy.real.control.chunk_buffer import ChunkBuffer
 from robopolicy.real.control.control_loop import ControlLoop
 from robopolicy.real.control.joint_order import JointOrder
-from robopolicy.real.control.joints import ActionDecoder, ChunkBuffer
+from robopolicy.real.control.joints import ActionDecoder
 from robopolicy.real.control.robots import MujocoArm
 from robopolicy.real.safety import CommandLimiter, SafetyChain, SafetyError, load_profile, profile_names
 from robopolicy.real.safety import chain as chain_module

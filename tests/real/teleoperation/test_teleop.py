@@ -160,7 +160,7 @@ def test_recordings_with_a_human_become_training_data(shared, tmp_path):
 
 def test_a_plan_on_its_way_is_dropped_at_a_hand_over():
     """A slow planner's chunk that was asked for before the human took over, or by the shadow, is never executed."""
-    simulated_arm, _ = with_policy(Script((0.3, "t"), (0.6, "p")), seconds=1.0, latency=0.1)
+    simulated_arm, _ = with_policy(Script((0.3, "t"), (0.6, "p")), seconds=1.5, latency=0.1)
     taken, add = [], simulated_arm.loop.buffer.add
     simulated_arm.loop.buffer.add = lambda chunk, observed, now, first: (
         taken.append((observed, now)) or add(chunk, observed, now, first)

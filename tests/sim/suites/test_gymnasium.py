@@ -14,7 +14,7 @@ from robopolicy.cli.main import main
 from robopolicy.core.errors import ConfigError, RobopolicyError, SpecError
 from robopolicy.core.types import STATE
 from robopolicy.sim.suites import gymnasium as gymnasium_task
-from robopolicy.sim.suites.workers import vector_env
+from robopolicy.sim.suites.vector_env import vector_env
 
 
 class Slide(gymnasium.Env):

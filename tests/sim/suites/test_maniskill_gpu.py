@@ -20,7 +20,7 @@ from robopolicy.sim.suites import maniskill, maniskill_gpu
 from robopolicy.sim.suites.maniskill_gpu import ManiSkillBatch
 from robopolicy.sim.suites.maniskill_meaning import action
 from robopolicy.sim.suites.maniskill_registry import CONTROL, suites_own
-from robopolicy.sim.suites.workers import identified
+from robopolicy.sim.suites.vector_env import identified
 
 
 def test_episodes_begin_as_their_seeds_say_whatever_was_grasped_before():

@@ -16,7 +16,7 @@ from robopolicy.datasets.lerobot_reader import load_episodes
 from robopolicy.sim.gymnasium.adapter import adapt
 from robopolicy.sim.suites import replay
 from robopolicy.sim.suites.base import SuiteEnv
-from robopolicy.sim.suites.workers import vector_env
+from robopolicy.sim.suites.vector_env import vector_env
 
 
 class Line(SuiteEnv):

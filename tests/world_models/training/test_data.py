@@ -9,6 +9,7 @@ import torch
 
 from robopolicy.core.errors import ConfigError, DataError, SpecError
 from robopolicy.core.types import STATE, ActionSpec
+from robopolicy.datasets.episodes import take
 from robopolicy.world_models.training.data import (
     WorldModelBatches,
     check_learnable,
@@ -16,7 +17,6 @@ from robopolicy.world_models.training.data import (
     mix,
     sequences,
     split,
-    take,
 )
 from tests.world_models.point import walk
 

@@ -19,6 +19,7 @@ from robopolicy.core.rng import keyed_normal
 from robopolicy.core.types import STATE, Obs
 from robopolicy.datasets.compatibility import check_same_world
 from robopolicy.datasets.demonstrations import record_demos
+from robopolicy.datasets.episodes import take
 from robopolicy.datasets.lerobot_reader import load_episodes
 from robopolicy.envs.grouped_env import GroupedEnv
 from robopolicy.envs.wrap_for import wrap_for
@@ -28,7 +29,6 @@ from robopolicy.world_models.envs.starts import starts_of
 from robopolicy.world_models.evaluation.imagined_evaluation import ImaginedEvaluation
 from robopolicy.world_models.models.state_transform import StateTransform
 from robopolicy.world_models.models.world import find_world, load_world, read_spec
-from robopolicy.world_models.training.data import take
 from robopolicy.world_models.training.fit import fit
 from tests.fakes import NoTracker, PointEnv, PointPolicy
 from tests.world_models.point import FEATURES, walk

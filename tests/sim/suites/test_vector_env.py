@@ -1,9 +1,8 @@
-"""Envs over processes answer as in one; what fails in a worker is told by name."""
+"""A suite's envs have a time limit, and tell success; their seeds have 32 bits."""
 
 from __future__ import annotations
 
 import functools
-import os
 
 import gymnasium
 import numpy as np
@@ -11,15 +10,16 @@ import pytest
 import torch
 from gymnasium.spaces import Box
 
-from robopolicy.core.errors import ConfigError, RobopolicyError
-from robopolicy.core.types import STATE
+from robopolicy.core.errors import ConfigError
 from robopolicy.sim.gymnasium.adapter import GymVecEnv
+from robopolicy.sim.gymnasium.farm import in_one_process
+from robopolicy.sim.suites import vector_env as suites
 from robopolicy.sim.suites.base import global_random, seed32
-from robopolicy.sim.suites.workers import vector_env
+from robopolicy.sim.suites.vector_env import vector_env
 
 
 class Counter(gymnasium.Env):
-    """State [seed, count]; success after `length` steps. Action 9 breaks it, -9 kills its process."""
+    """State [seed, count]; success after `length` steps."""
 
     def __init__(self, length: int) -> None:
         self.length = length
@@ -31,10 +31,6 @@ class Counter(gymnasium.Env):
         return np.array([self.seed, 0], np.float32), {"success": False}
 
     def step(self, action):
-        if action[0] == 9:
-            raise ValueError("a joint came off")
-        if action[0] == -9:
-            os._exit(3)
         self.count += 1
         done = self.count >= self.length
         return np.array([self.seed, self.count], np.float32), float(done), done, False, {"success": done}
@@ -45,49 +41,18 @@ def make(processes: int, horizon: int = 5) -> GymVecEnv:
     return GymVecEnv(envs, horizon=horizon)
 
 
-def played(env: GymVecEnv, steps: int) -> list[list[list[float]]]:
-    seen = [env.reset(torch.arange(10, 22))[STATE].tolist()]
-    for _ in range(steps):
-        step = env.step(torch.zeros(5, 1))
-        seen += [step.next_obs[STATE].tolist(), step.obs[STATE].tolist(), step.success.tolist(), step.reward.tolist()]
-    return seen
-
-
-@pytest.mark.slow  # two processes import torch
-def test_processes_change_nothing():
-    """Three envs in one worker, two in the other; resets of some, of all and of none of a worker's share."""
-    one, many = make(0), make(2)
-    assert one.spec == many.spec
-    assert played(one, 8) == played(many, 8)
-    assert many.step(torch.zeros(5, 1)).next_obs[STATE][:, 0].tolist()[0] == 20
-    many.close()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("action", "said"), [(9.0, "a joint came off"), (-9.0, r"process died \(exit code 3\)")])
-def test_a_worker_that_fails_is_told(action, said):
-    env = make(2)
-    env.reset(torch.arange(5))
-    wild = torch.zeros(5, 1)
-    wild[4] = action
-    with pytest.raises(RobopolicyError, match=said):
-        env.step(wild)
-
-
-@pytest.mark.slow
-def test_a_worker_that_died_between_steps_is_told():
-    env = make(2)
-    env.reset(torch.arange(5))
-    worker = env.env._workers[1]
-    worker.kill()
-    worker.join()
-    with pytest.raises(RobopolicyError, match=r"process died \(exit code -9\)"):
-        env.step(torch.zeros(5, 1))
-
-
 def test_a_number_of_workers_is_asked_for():
     with pytest.raises(ConfigError, match="processes: expected 0"):
         make(-1)
+    with pytest.raises(ConfigError, match=r"task\.farm=ray: set .*task\.processes=2"):
+        vector_env(Counter, "counter", 5, horizon=5, processes=0, farm="ray")
+
+
+def test_more_workers_than_envs_are_not_started(monkeypatch, caplog):
+    started = []
+    monkeypatch.setattr(suites, "Farm", lambda *given, **how: started.append(given[2]) or in_one_process(*given[:2]))
+    make(7)
+    assert started == [5] and "task.processes=7: 5 envs" in caplog.text
 
 
 def test_time_limits_truncate():

@@ -1,0 +1,89 @@
+"""`robopolicy gate`: decide from recorded episodes whether a policy is better than its base."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from robopolicy.config.schema import Count, Fraction
+from robopolicy.core.errors import ConfigError
+from robopolicy.core.types import BASE_ACTION
+from robopolicy.datasets.episodes import held_out as held_out_of
+from robopolicy.datasets.episodes import take
+from robopolicy.datasets.lerobot_reader import load_episodes
+from robopolicy.evaluation.off_policy_evaluation import GateResult
+from robopolicy.evaluation.off_policy_evaluation import gate as decide
+from robopolicy.evaluation.policy_ref import PolicyRef
+from robopolicy.runs.checkpointer import load_policy
+from robopolicy.runs.inputs import same_input, there
+from robopolicy.runs.run_dir import read_config
+from robopolicy.utils.threads import set_threads
+
+_HELD_OUT = "loop.held_out"
+
+
+def gate(
+    *,
+    candidate: Path,
+    base: Path | None = None,
+    dataset: Path,
+    held_out: Fraction | None = None,
+    level: Fraction = 0.9,
+    updates: Count = 1_500,
+    seed: int = 0,
+    threads: Count | None = None,
+) -> GateResult:
+    """Judge `candidate` against `base` by fitted Q evaluation on held-out episodes of `dataset`; no env step is taken.
+
+    Args:
+        candidate: run, checkpoint or policy directory. base: the same of the reference; None: the candidate's base.
+        dataset: recorded rollouts (LeRobotDataset v3), with failures and successes.
+        held_out: share of the dataset's episodes that is read; None: as the candidate's training left out, or all
+            where it did not learn from this dataset.
+        level: confidence of each bound; the candidate is accepted where the lower bound of its gain is above 0.
+        updates: TD steps of each policy's critic. seed: of resamples and batches. threads: of torch; None: its choice.
+
+    Raises:
+        ConfigError: the base is not known, or the candidate learned from the episodes. SpecError, DataError: see
+            robopolicy.evaluation.off_policy_evaluation.gate.
+    """
+    set_threads(threads)
+    run = PolicyRef.of(candidate, "latest", candidate).run
+    config = (read_config(run) if run is not None else None) or {}
+    given = config.get("base")
+    if base is None and (base := there(given) if given else None) is None:
+        raise ConfigError(f"base: {candidate} does not say which policy it refines. Give base=<run directory>.")
+    share = unseen_share(run, config, dataset, held_out)
+    policies = load_policy(candidate), load_policy(base)
+    needed = {k: f for policy in policies for k, f in policy.spec.observation.items() if k != BASE_ACTION}
+    episodes = load_episodes(dataset, needed=needed)
+    result = decide(*policies, take(episodes, held_out_of(episodes, share)), level=level, seed=seed, updates=updates)
+    print(text(result))
+    return result
+
+
+def text(result: GateResult) -> str:
+    """Return the decision in one line."""
+    return (
+        f"{'accepted' if result.accepted else 'refused'}: the value changes by {result.gain:+.4f} "
+        f"({result.low:+.4f} to {result.high:+.4f} at {100 * result.level:g}% each), by fitted Q evaluation on "
+        f"{result.episodes} held-out episodes"
+    )
+
+
+def unseen_share(run: Path | None, config: dict[str, Any], dataset: Path, share: float | None) -> float:
+    """Return the share of the episodes to judge on; those that the candidate learned from are refused."""
+    loop = config.get("loop") or {}
+    learned = {"dataset": config.get("dataset")}
+    learned |= {f"loop.rollouts.{name}": path for name, path in (loop.get("rollouts") or {}).items()}
+    found = [key for key, path in learned.items() if run is not None and same_input(run, key, path, str(dataset))]
+    if not found:
+        return 1.0 if share is None else share
+    kept = 0.0 if "dataset" in found else float(loop.get("held_out") or 0.0)
+    share = kept if share is None else share
+    if not 0.0 < share <= kept:
+        raise ConfigError(
+            f"dataset={dataset}: the candidate learned from it as {found[0]}, and {_HELD_OUT}={kept:g} of its episodes "
+            f"were left out; found held_out={share:g}. Train with {_HELD_OUT}=0.25, or record other episodes."
+        )
+    return share

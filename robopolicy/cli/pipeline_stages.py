@@ -1,0 +1,175 @@
+"""The stages of `robopolicy pipeline`; each calls a verb as the command line does."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from robopolicy.cli.gate import text
+from robopolicy.cli.refine import NUM_ENVS, look
+from robopolicy.cli.run_verb import call
+from robopolicy.cli.verbs import find_verb
+from robopolicy.config.compose import compose
+from robopolicy.config.hydra_configs import group_files
+from robopolicy.core.trees import flatten
+from robopolicy.core.types import Metrics
+from robopolicy.datasets.metadata import RecordingMeta, recorded
+from robopolicy.evaluation.compare import compare
+from robopolicy.evaluation.off_policy_evaluation import GateResult
+from robopolicy.evaluation.policy_ref import PolicyRef, env_of
+from robopolicy.evaluation.saved import evaluated_rows
+from robopolicy.reporting.pipeline_page import StageResult
+from robopolicy.runs.checkpointer import load_policy
+from robopolicy.runs.run_dir import open_run
+from robopolicy.runs.stages import StageRecords
+from robopolicy.training.refinement_rules import choose
+from robopolicy.training.teacher_episodes import FOLDER
+
+
+@dataclass
+class Flow:
+    """The stages, with the policies and data that they have made so far.
+
+    `policies`: path by stage. `accepted`: stage of the newest accepted policy. `results`: by stage.
+    """
+
+    out: Path
+    task: dict[str, Any]
+    dataset: Path | None
+    more: dict[str, dict[str, Any]]
+    common: dict[str, Any] = field(default_factory=dict)
+    policies: dict[str, Path] = field(default_factory=dict)
+    accepted: str | None = None
+    results: dict[str, StageResult] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.records = StageRecords(self.out)
+
+    @property
+    def policy(self) -> Path:
+        """The newest accepted policy."""
+        assert self.accepted is not None
+        return self.policies[self.accepted]
+
+    def imitate(self) -> Metrics | None:
+        trained = self._train("imitate", "algo=bc", dataset=self.dataset)
+        self._made("imitate", note="")
+        return trained
+
+    def collect(self, rollouts: int) -> bool | None:
+        """Record episodes of the policy in out/collect/data, from other starts than demonstrations of the same seed."""
+        data, verb = self.out / "collect" / "data", find_verb("demos")
+        settings = {
+            "task": self.task, "out": data, "episodes": rollouts, "only_success": False,
+            "expert": {"_target_": "policy", "checkpoint": self.policy}, "seed": self.common["seed"] + 1000,
+            "threads": self.common["threads"],
+        }  # fmt: skip
+        config = compose(verb, settings=settings)
+        kept = {key: value for key, value in config.items() if key != "out"}  # the folder may be moved
+        with self.records.running("collect", kept) as todo:
+            if todo:
+                with open_run(data.parent, kept, begun=lambda _: recorded(data) == "whole"):
+                    if recorded(data) != "whole":
+                        self.records["collect"].env_steps = call(verb, config).frames
+        meta = RecordingMeta.load(data)
+        found = {} if meta is None else meta.provenance
+        self._add("collect", note=f"{found.get('successes')} of {found.get('attempted')} episodes succeeded")
+        return todo or None
+
+    def offline(self, level: float) -> Metrics | None:
+        """Learn from the recorded episodes; the gate decides whether later stages build on the result."""
+        data, record = self.out / "collect" / "data", self.records["offline"]
+        demos = {} if self.dataset is not None else {"loop.demo_fraction": 0.0}
+        inputs: dict[str, Any] = {"base": self.policy, "dataset": self.dataset, "loop.rollouts": {"collect": data}}
+        trained = self._train("offline", "algo=offline", **inputs, **demos)
+        if trained or not record.note:
+            settings = {"candidate": self.out / "offline", "base": self.policy, "dataset": data, "level": level,
+                        "seed": self.common["seed"], "threads": self.common["threads"]}  # fmt: skip
+            began = time.monotonic()
+            result: GateResult = call(find_verb("gate"), compose(find_verb("gate"), settings=settings))
+            record.accepted = result.accepted
+            record.note = text(result) if result.accepted else f"{text(result)}; the policy before it stays"
+            record.seconds += time.monotonic() - began
+            self.records.save()
+        self._made("offline", note=record.note)
+        return trained
+
+    def online(self, look_episodes: int, env_steps: int | None) -> Metrics | None:
+        record = self.records["online"]
+        if not record.overrides:
+            ref = PolicyRef.of(self.policy, "latest", self.out / "look")
+            env = env_of(self.task, ref, min(NUM_ENVS, look_episodes))
+            facts = look(self.policy, ref, env, look_episodes, self.dataset, self.common["device"])
+            record.overrides = tuple(o for choice in choose(facts, env_steps) for o in choice.overrides)
+        trained = self._train("online", *record.overrides, base=self.policy, dataset=self.dataset)
+        if trained:
+            record.env_steps = int(trained["steps"])
+        if trained or not record.note:
+            record.accepted = not self._is_worse(self.out / "online", look_episodes)
+            record.note = " ".join(record.overrides)
+            record.note += "" if record.accepted else "; worse on validation episodes: the policy before it stays"
+            self.records.save()
+        self._made("online", note=record.note)
+        return trained
+
+    def _is_worse(self, path: Path, episodes: int) -> bool:
+        """Return whether a policy is worse than the accepted one on paired validation episodes, with 95% confidence."""
+        env, found = None, []
+        for policy, called in ((self.policy, "sampled"), (path, "online")):
+            ref = PolicyRef.of(policy, "latest", self.out / "look")
+            env = env or env_of(self.task, ref, min(NUM_ENVS, episodes))
+            loaded = load_policy(policy, device=self.common["device"], env=env.spec)
+            found.append(evaluated_rows(loaded, env, ref, called, episodes, "validation", deterministic=False))
+        return compare(*found).difference.high < 0
+
+    def one_step(self) -> Metrics | None:
+        trained = self._train("one_step", "algo=distill", teacher=self.policy)
+        meta = RecordingMeta.load(self.out / "one_step" / FOLDER)
+        found = {} if meta is None else meta.provenance
+        self._made("one_step", note=f"from {found.get('successes')} successes of the policy before")
+        return trained
+
+    def compare(self, episodes: int) -> bool:
+        """Evaluate every policy on test episodes; rows on disk of the same weights and code are used again."""
+        for name, path in self.policies.items():
+            settings = {
+                "checkpoint": path, "task": self.task, "episodes": episodes, "videos": 0, "out": self.out / "compare",
+                "name": name, "device": self.common["device"], "threads": self.common["threads"],
+            }  # fmt: skip
+            rows = call(find_verb("eval"), compose(find_verb("eval"), settings=settings))
+            before = self.results.get(name, StageResult(name))
+            self.results[name] = replace(before, rows=rows)
+        return True
+
+    def _train(self, name: str, *words: str, **inputs: Any) -> Metrics | None:
+        """Train a stage in its folder; None where it was done."""
+        further, settings = split_keys(self.more[name])
+        given = {**self.common, "task": self.task, "run_dir": self.out / name, **inputs, **settings}
+        config = compose(find_verb("train"), [*words, *further], settings=given)
+        with self.records.running(name, config) as todo:
+            return call(find_verb("train"), config) if todo else None
+
+    def _made(self, name: str, note: str) -> None:
+        """Add the policy of a stage."""
+        self._add(name, note=note, run=self.out / name, previous=self.accepted)
+        self.policies[name] = self.out / name
+        self.accepted = name if self.records[name].accepted else self.accepted
+
+    def _add(self, name: str, **values: Any) -> None:
+        record = self.records[name]
+        numbers: dict[str, Any] = {
+            "env_steps": record.env_steps,
+            "seconds": record.seconds,
+            "accepted": record.accepted,
+        }
+        self.results[name] = StageResult(name, **numbers, **values)
+
+
+def split_keys(keys: Mapping[str, Any]) -> tuple[list[str], dict[str, Any]]:
+    """Return further keys of a stage as options of groups, "policy=flow", and values, {"loop.steps": 100}."""
+    groups, values = group_files(()), flatten(keys)
+    words = [f"{key}={value}" for key, value in values.items() if key in groups and isinstance(value, str)]
+    return words, {key: value for key, value in values.items() if f"{key}={value}" not in words}

@@ -1,0 +1,203 @@
+"""Decide from recorded episodes alone whether a policy is better than its base: bootstrapped fitted Q evaluation.
+
+Q of each policy is learned by TD from the recorded chunks, and read at the episodes' first frames. Each head learns
+from its own resample of the episodes, so the heads' spread is that of the data (Hao et al. 2021, arXiv 2102.03607).
+Both policies share resamples, batches and initial weights, so the common part of the error cancels. The errors of Q at
+chunks that no episode shows are not in the interval.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from dataclasses import dataclass
+from statistics import NormalDist
+
+import torch
+from torch import Tensor
+
+from robopolicy.buffers.chunk_replay_buffer import ChunkBatch, ChunkReplay
+from robopolicy.buffers.recorded_rollouts import replay_of_episodes
+from robopolicy.buffers.relabeling import CHUNK
+from robopolicy.buffers.replay_buffer import split_batches
+from robopolicy.core.errors import ConfigError, DataError, SpecError
+from robopolicy.core.types import Obs
+from robopolicy.datasets.compatibility import misfits
+from robopolicy.datasets.episodes import Episodes, succeeded
+from robopolicy.networks.critics import CriticEnsemble
+from robopolicy.policies.base import SEEN, DenoisingPolicy, LikelihoodPolicy, Policy, use_tasks
+from robopolicy.policies.normalizer import ACTION
+
+FEWEST = 20  # episodes that a decision needs
+HEADS, UPDATES = 20, 1_500  # resamples of the episodes; TD steps of each policy's critic
+_WIDTH, _DEPTH, _BATCH = 64, 2, 256  # of the critics; transitions of an update
+_SAMPLES = 4  # chunks of a policy at each frame
+_LR, _TAU = 1e-3, 0.02
+_AT_ONCE = 8  # batches that are sampled together
+_CHUNK, _WEIGHT = "chunk", "weight"  # keys of a frame beside its encoded observation
+
+Reader = DenoisingPolicy | LikelihoodPolicy  # policies whose encoded observations critics can read
+
+
+@dataclass(frozen=True)
+class GateResult:
+    """The decision about a candidate; values are discounted returns from the episodes' first frames.
+
+    `accepted`: `low` is above 0. `gain`: the candidate's value minus the base's. `low`, `high`: one-sided bounds of the
+    gain at `level` each. `episodes`: number of episodes that it was judged on.
+    """
+
+    accepted: bool
+    gain: float
+    low: float
+    high: float
+    level: float
+    episodes: int
+
+
+def gate(
+    candidate: Policy,
+    base: Policy,
+    episodes: Episodes,
+    *,
+    level: float = 0.9,
+    seed: int = 0,
+    heads: int = HEADS,
+    updates: int = UPDATES,
+) -> GateResult:
+    """Accept `candidate` where fitted Q evaluation finds it better than `base` with confidence `level`.
+
+    Args:
+        candidate, base: on the CPU.
+        episodes: recorded ones that neither policy learned from, with failures and successes.
+        heads: resamples of the episodes. updates: TD steps of each policy's critic.
+
+    Raises:
+        SpecError: a policy does not fit the episodes or refines another, or the executed chunks differ in length.
+        DataError: fewer than FEWEST episodes, only failures or only successes, or neither rewards nor successes.
+        ConfigError: the level is not between 0.5 and 1.
+    """
+    if not 0.5 <= level < 1.0:
+        raise ConfigError(f"level={level}: expected a confidence from 0.5 to below 1, e.g. 0.9")
+    reader = check_policies(candidate, base, episodes)
+    check_episodes(episodes)
+    values = [fitted_values(policy, reader, episodes, seed=seed, heads=heads, updates=updates)
+              for policy in (candidate, base)]  # fmt: skip
+    return decided(values[0], values[1], level=level, episodes=episodes.num_episodes)
+
+
+def decided(candidate: Tensor, base: Tensor, *, level: float, episodes: int) -> GateResult:
+    """Return the decision from the values [E] of both policies under the same resamples: mean and normal bounds."""
+    gains = candidate - base
+    gain, margin = float(gains.mean()), NormalDist().inv_cdf(level) * float(gains.std())
+    return GateResult(gain > margin, gain, gain - margin, gain + margin, level, episodes)
+
+
+def fitted_values(policy: Policy, base: Reader, episodes: Episodes, *, seed: int, heads: int, updates: int) -> Tensor:
+    """Estimate the value [E] of `policy` from the episodes' first frames, one for each resample of the episodes.
+
+    Args:
+        base: encodes and normalises for the critic. seed: of resamples, batches, weights and the policies' noise.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    share = torch.full((heads, episodes.num_episodes), 1.0)
+    drawn = torch.multinomial(share, episodes.num_episodes, replacement=True, generator=generator)
+    weight = torch.zeros_like(share).scatter_add_(1, drawn, torch.ones_like(share))  # [E episodes]
+    spec = base.spec
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        frames = {SEEN: encoded(base, episodes), _CHUNK: chunks(policy, base, episodes)}
+        frames[_WEIGHT] = weight.T[episodes.episode_of]  # [F E]
+        inputs = frames[SEEN].shape[1] + spec.n_action_steps * spec.action.dim
+        critic = CriticEnsemble(inputs, heads=heads, width=_WIDTH, depth=_DEPTH)
+    like = ChunkReplay(capacity=spec.n_action_steps + 1, num_envs=1, spec=spec, horizon=int(episodes.lengths.max()))
+    replay = replay_of_episodes(like, episodes, obs=frames)
+    target = copy.deepcopy(critic).requires_grad_(False)
+    adam = torch.optim.Adam(critic.parameters(), lr=_LR, fused=True)
+    params, averaged = list[Tensor](critic.parameters()), list[Tensor](target.parameters())
+    for _ in range(-(-updates // _AT_ONCE)):
+        for batch in split_batches([replay.sample(_AT_ONCE * _BATCH, generator)], _AT_ONCE):
+            loss = temporal_difference(critic, target, batch, base, generator)
+            adam.zero_grad(set_to_none=True)
+            loss.backward()
+            adam.step()
+            torch._foreach_lerp_(averaged, params, _TAU)
+    first = episodes.starts[:-1]
+    with torch.no_grad():
+        each = [critic(frames[SEEN][first], frames[_CHUNK][first, i].flatten(1)) for i in range(_SAMPLES)]
+    return (torch.stack(each).mean(0) * weight).sum(1) / weight.sum(1)
+
+
+def temporal_difference(
+    critic: CriticEnsemble, target: CriticEnsemble, batch: ChunkBatch, base: Reader, generator: torch.Generator
+) -> Tensor:
+    """Compute the weighted squared TD error [], summed over heads: each head learns from its own resample."""
+    following, played = batch.next_obs[_CHUNK], base.spec.n_action_steps
+    chosen = torch.randint(_SAMPLES, (len(following),), generator=generator)
+    following = following[torch.arange(len(following)), chosen]
+    executed = base.normalizer.normalize(ACTION, batch.action).masked_fill(~batch.keep[..., None], 0.0)[:, :played]
+    with torch.no_grad():
+        y = batch.reward + batch.discount * target(batch.next_obs[SEEN], following.flatten(1))  # [E B]
+    q = critic(batch.obs[SEEN], executed.flatten(1))
+    return ((q - y).square() * batch.obs[_WEIGHT].T).mean(1).sum()
+
+
+@torch.no_grad()
+def encoded(base: Reader, episodes: Episodes) -> Tensor:
+    """Encode every frame by the base: [F C], the numbers that critics read."""
+    parts = [base.encode(obs)[:, : base.cond_dim].cpu() for obs in histories(base, episodes)]
+    return torch.cat(parts)
+
+
+@torch.no_grad()
+def chunks(policy: Policy, base: Reader, episodes: Episodes) -> Tensor:
+    """Draw chunks [F _SAMPLES Ta Da] of `policy` at every frame, in the base's normalised units, within the limits."""
+    low, high = base.normalizer.normalize(ACTION, torch.tensor([base.spec.action.low, base.spec.action.high]))
+    parts = list[Tensor]()
+    for obs in histories(policy, episodes):
+        drawn = [policy.act(obs)[:, : base.spec.n_action_steps] for _ in range(_SAMPLES)]
+        parts.append(base.normalizer.normalize(ACTION, torch.stack(drawn, dim=1)).clamp(low, high).cpu())
+    return torch.cat(parts)
+
+
+def histories(policy: Policy, episodes: Episodes) -> Iterator[Obs]:
+    """Yield the observations [B To ...] of all frames in order, with the dataset's tasks."""
+    with use_tasks(policy, episodes.tasks):
+        for frames in torch.arange(episodes.num_frames).split(CHUNK):
+            yield episodes.history(frames, policy.spec.n_obs_steps)
+
+
+def check_policies(candidate: Policy, base: Policy, episodes: Episodes) -> Reader:
+    """Return the base, or raise SpecError: both stand alone, read these episodes and execute chunks of one length."""
+    for name, policy in (("candidate", candidate), ("base", base)):
+        if policy.base is not None:
+            raise SpecError(
+                f"{name}: a {type(policy).__name__} refines another policy, and its chunks depend on the base's at "
+                "each step. Give a policy that stands alone: fine-tuned, imitated or distilled."
+            )
+        if problems := misfits(policy.spec, episodes, needs=f"the {name}", offers="the dataset"):
+            raise SpecError(f"{name}: does not fit the dataset:\n  - " + "\n  - ".join(problems))
+    if not isinstance(base, DenoisingPolicy | LikelihoodPolicy):
+        raise SpecError(
+            f"base: expected a diffusion, flow, VLA, Gaussian or mixture policy, found {type(base).__name__}. Its "
+            "encoded observations are what the critics read."
+        )
+    played = [policy.spec.n_action_steps for policy in (candidate, base)]
+    if played[0] != played[1]:
+        raise SpecError(f"candidate: executes {played[0]} steps of each chunk, the base {played[1]}; expected the same")
+    return base
+
+
+def check_episodes(episodes: Episodes) -> None:
+    """Raise DataError unless the episodes suffice for a decision."""
+    count, good = episodes.num_episodes, int(succeeded(episodes).sum())
+    if count < FEWEST:
+        raise DataError(
+            f"dataset: {count} held-out episodes, expected at least {FEWEST}. Record more, or raise held_out here and "
+            "loop.held_out of the candidate's training."
+        )
+    if good in (0, count):
+        raise DataError(
+            f"dataset: all {count} held-out episodes {'succeeded' if good else 'failed'}; a decision needs successes "
+            "and failures. Record more (robopolicy demos only_success=false)."
+        )

@@ -1,0 +1,64 @@
+"""Record a teacher's own episodes, where a distillation has no dataset."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from robopolicy.core.errors import ConfigError
+from robopolicy.core.types import VecEnv
+from robopolicy.datasets.demonstrations import record_demos
+from robopolicy.datasets.metadata import RecordingMeta, recorded
+from robopolicy.evaluation.policy_expert import PolicyExpert
+from robopolicy.policies.base import Policy
+from robopolicy.policies.find import policy_digest
+from robopolicy.runs.checkpointer import find_policy
+from robopolicy.runs.logger import Tracker
+from robopolicy.training.train_config import TrainConfig
+from robopolicy.utils import ranks
+
+FOLDER = "teacher_episodes"  # in the run directory
+_EPISODES = 500  # where `teacher_episodes` is not given
+
+
+def with_teacher_episodes(config: TrainConfig, teacher: Policy | None, env: VecEnv | None) -> TrainConfig:
+    """Return the config with a dataset: the given one, or the teacher's own episodes, recorded once in the run.
+
+    Of a refined teacher only successes are kept, as its recorded actions are learned. Of others all episodes are kept,
+    as they are asked for their actions again.
+
+    Raises:
+        ConfigError: a refined teacher with a dataset, or no dataset and no task to record in.
+        DataError: a refined teacher succeeds too rarely.
+    """
+    if teacher is None or config.teacher is None:
+        return config
+    if config.dataset is not None:
+        if teacher.base is not None:
+            raise ConfigError(
+                f"dataset={config.dataset}: the teacher is a residual, which is learned from its own episodes. Leave "
+                "dataset out; teacher_episodes=<number> are recorded."
+            )
+        return config
+    if env is None:
+        raise config.missing("dataset", "Give dataset=<path>, or task=<name> to record the teacher's own episodes.")
+    out, episodes = config.run_dir / FOLDER, config.teacher_episodes or _EPISODES
+    facts = {"teacher": policy_digest(find_policy(config.teacher)), "asked": episodes}
+    if not ranks.rank() and not _is_there(config, env, facts):
+        record_demos(
+            env=env, expert=PolicyExpert(env, config.teacher), episodes=episodes, out=out, cameras=config.cameras,
+            only_success=teacher.base is not None, run_seed=config.seed, provenance=facts, overwrite=True,
+            tracker=Tracker(),
+        )  # fmt: skip
+    ranks.barrier()
+    return replace(config, dataset=out)
+
+
+def _is_there(config: TrainConfig, env: VecEnv, facts: dict[str, object]) -> bool:
+    """Return whether the run holds all episodes of this teacher in this env, from these seeds."""
+    out = config.run_dir / FOLDER
+    meta = RecordingMeta.load(out) if recorded(out) == "whole" else None
+    if meta is None:
+        return False
+    found, wanted = meta.provenance, {**facts, "run_seed": config.seed}
+    same_env = isinstance(found.get("env"), dict) and found["env"].get("digest") == env.spec.digest
+    return same_env and all(found.get(key) == value for key, value in wanted.items())

@@ -1,0 +1,140 @@
+"""Decisions of `robopolicy gate` beside true success: how often it accepts a policy that is not better than its base.
+
+    python scripts/gate_quality.py [--tasks pick stack push] [--seeds 0 1 2] [--record]
+
+A base plays 300 episodes, which are recorded. Candidates are the checkpoints along the trainings of METHODS, which
+learn from three quarters of them; some improve the policy and some ruin it. The gate reads the other quarter. Truth is
+the paired difference of success on the validation episodes. Bases are made as in scripts/experiments.py.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from scripts.experiment_list import PICK, Base
+
+from robopolicy.config.instantiate import build
+from robopolicy.core.rng import episode_seeds
+from robopolicy.datasets.episodes import held_out, take
+from robopolicy.datasets.lerobot_reader import load_episodes
+from robopolicy.datasets.metadata import recorded
+from robopolicy.evaluation.off_policy_evaluation import HEADS, UPDATES, check_policies, decided, fitted_values
+from robopolicy.evaluation.rollout import evaluate
+from robopolicy.evaluation.statistics import wilson
+from robopolicy.reporting.result_rows import Evidence, measured, write
+from robopolicy.runs.checkpointer import load_policy
+from robopolicy.utils.threads import set_threads
+from scripts.experiments import robopolicy, train_base
+
+ROOT, ID = Path(__file__).resolve().parents[1], "gate_quality"
+BASES = {base.task: base for base in (PICK, Base("stack", 20, 0.7), Base("push", 20, 0.4), Base("drawer", 15, 1.0),
+                                      Base("reach", 40, 0.6))}  # fmt: skip
+METHODS = {  # overrides of `robopolicy train algo=offline`
+    "preset": (),
+    "fast": ("algo.actor_lr=3e-3",),
+}
+HELD_OUT, ROLLOUTS, EPISODES = 0.25, 300, 300
+LARGE = 0.10  # a true gain that the gate should see
+
+
+class Judged(NamedTuple):
+    """A candidate: its name, the decision, and the true gain of success."""
+
+    name: str
+    accepted: bool
+    gain: float
+    low: float
+    true: float
+
+
+def candidates(out: Path, base: Base, seed: int) -> list[Path]:
+    """Train and return the checkpoints along every method; record the rollouts before."""
+    start, here = out / "bases" / f"{base.name}-{seed}", out / ID / f"{base.name}-{seed}"
+    train_base(out, base, seed, 1)
+    if recorded(here / "rollouts") != "whole":
+        robopolicy(
+            "demos", f"task={base.task}", f"out={here / 'rollouts'}", f"episodes={ROLLOUTS}", "only_success=false",
+            "expert._target_=policy", f"expert.checkpoint={start / 'bc'}", f"seed={1000 + seed}", "overwrite=true",
+            threads=1, log=here / "log.txt",
+        )  # fmt: skip
+    found = list[Path]()
+    for name, overrides in METHODS.items():
+        robopolicy(
+            "train", "algo=offline", f"task={base.task}", f"base={start / 'bc'}", f"dataset={start / 'data'}",
+            f"loop.rollouts.base={here / 'rollouts'}", f"loop.held_out={HELD_OUT}", f"run_dir={here / name}",
+            f"seed={seed}", "tracker=local", "keep_checkpoints=100", "loop.save_every=250", "threads=1", *overrides,
+            threads=1, log=here / "log.txt",
+        )  # fmt: skip
+        found += sorted((here / name / "checkpoints").glob("step_*"))[1:]  # the first one is the base
+    return found
+
+
+def judge(out: Path, base: Base, seed: int, level: float) -> list[Judged]:
+    """Return the decision about every candidate of one base, beside its true gain."""
+    start, here = out / "bases" / f"{base.name}-{seed}", out / ID / f"{base.name}-{seed}"
+    paths, found = candidates(out, base, seed), list[Judged]()
+    env = build({"_target_": "native", "task": base.task}, "task", num_envs=100, seed=0)
+    seeds = episode_seeds("validation", 0, EPISODES)
+    reference = load_policy(start / "bc")
+    rollouts = load_episodes(here / "rollouts", needed=dict(reference.spec.observation))
+    unseen = take(rollouts, held_out(rollouts, HELD_OUT))
+    reader = check_policies(reference, reference, unseen)
+    fit = partial(fitted_values, base=reader, episodes=unseen, seed=seed, heads=HEADS, updates=UPDATES)
+    value = fit(reference)  # of the base: `gate` fits it for every candidate again
+    before = evaluate(reference, env, seeds, policy_id="base").success_rate().value
+    for path in paths:
+        policy = load_policy(path)
+        result = decided(fit(policy), value, level=level, episodes=unseen.num_episodes)
+        true = evaluate(policy, env, seeds, policy_id=path.name).success_rate().value - before
+        name = f"{base.name}-{seed}/{path.parents[1].name}/{path.name}"
+        found.append(Judged(name, result.accepted, result.gain, result.low, true))
+        print(json.dumps(found[-1]._asdict()), flush=True)
+    return found
+
+
+def rows_of(setting: str, judged: list[Judged], level: float) -> list[Evidence]:
+    """Return the rates of false and of true acceptance."""
+    wrong = [j.accepted for j in judged if j.true <= 0.0]
+    large = [j.accepted for j in judged if j.true >= LARGE]
+    about = f"{len(judged)} candidates, level {level:g}, {sum(j.accepted for j in judged)} accepted"
+    return [
+        measured(id=ID, setting=setting, metric=metric, interval=wilson(sum(found), len(found)), notes=(
+            f"{about}; over {len(found)} {which}"), episodes=EPISODES)
+        for metric, found, which in (
+            ("false_acceptance", wrong, "candidates that are not better than their base"),
+            ("true_acceptance", large, f"candidates that gain at least {100 * LARGE:g} points"),
+        ) if found
+    ]  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=Path("runs/experiments"), help="run directories go here")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2], help="training seeds")
+    parser.add_argument("--tasks", choices=BASES, nargs="+", default=["pick", "stack", "push"])
+    parser.add_argument("--level", type=float, default=0.9)
+    parser.add_argument("--record", action="store_true", help=f"add to docs/results/{ID}.json")
+    options = parser.parse_args()
+    set_threads(1)
+    found = list[Judged]()
+    for task in options.tasks:
+        judged = [j for s in options.seeds for j in judge(options.out.resolve(), BASES[task], s, options.level)]
+        rows = rows_of(task, judged, options.level)
+        found += judged
+        if options.record:
+            write(rows, root=ROOT / "docs" / "results")
+    for row in (rows := rows_of("all", found, options.level)):
+        print(f"{row.metric} {row.value:.3f} ({row.low:.3f} to {row.high:.3f}); {row.notes}")
+    if options.record:
+        print(*write(rows, root=ROOT / "docs" / "results"), file=sys.stderr)
+
+
+if __name__ == "__main__":
+    main()

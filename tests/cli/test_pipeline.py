@@ -1,0 +1,165 @@
+"""A pipeline runs its stages once, resumes, and refuses a stage whose config or inputs changed."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from robopolicy.cli import pipeline_stages
+from robopolicy.cli.main import main
+from robopolicy.cli.run_verb import call
+from robopolicy.config.verb import Verb
+from robopolicy.evaluation.off_policy_evaluation import GateResult
+from robopolicy.runs.run_dir import read_config
+from tests.evaluation.points import make_rows
+
+MORE = (
+    "tracker=quiet", "seed=0", "threads=1", "rollouts=12", "look_episodes=12", "env_steps=200", "episodes=12",
+    "imitate.loop.steps=200", "imitate.validation_episodes=0", "imitate.loop.batch_size=32",
+    "stages=[imitate,collect,online,one_step,compare]", "online.loop.warmup_steps=64", "one_step.loop.steps=10",
+    "one_step.teacher_episodes=4",
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("pipeline") / "data"
+    assert main(["demos", "task=reach", f"out={out}", "episodes=10", "expert_noise=0.3", "seed=0"]) == 0
+    return out
+
+
+@pytest.fixture(scope="module")
+def finished(data: Path) -> Path:
+    out = data.parent / "whole"
+    assert pipeline(data, out) == 0
+    return out
+
+
+def pipeline(data: Path, out: Path, *more: str) -> int:
+    return main(["pipeline", "task=reach", f"dataset={data}", f"out={out}", *MORE, *more])
+
+
+def test_every_stage_is_an_ordinary_run_and_the_page_tells_of_all(finished: Path) -> None:
+    for stage in ("imitate", "online", "one_step"):
+        assert (finished / stage / "checkpoints" / "latest").is_file()
+        assert (finished / "compare" / f"episodes-{stage}.csv").is_file()
+    records = json.loads((finished / "stages.json").read_text())
+    assert all(records[name]["done"] and records[name]["seconds"] > 0 for name in ("imitate", "collect", "online"))
+    assert records["collect"]["env_steps"] > 0 and records["online"]["env_steps"] >= 100
+    page = (finished / "report.html").read_text()
+    assert "of 12 episodes succeeded" in page and "algo=residual loop.total_steps=200" in page
+
+
+def test_what_is_done_is_not_redone(
+    data: Path, finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "moved"
+    shutil.copytree(finished, out, symlinks=True)
+    before = json.loads((out / "stages.json").read_text())
+    shutil.rmtree(out / "one_step")
+    capsys.readouterr()
+    assert pipeline(data, out) == 0
+    said = capsys.readouterr().out
+    assert said.count("already there") == 3 and said.count("trained: ") == 1 and "moved/one_step (" in said
+    after = json.loads((out / "stages.json").read_text())
+    assert after["online"]["overrides"] == before["online"]["overrides"]
+    assert after["online"]["env_steps"] == before["online"]["env_steps"]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["imitate.loop.batch_size=16"], "stage imitate: "),
+        (["rollouts=13"], "episodes: was 12, now 13"),
+        (["one_step.policy.sampling_steps=2"], "stage one_step: "),
+    ],
+)
+def test_a_stage_of_another_config_is_refused_by_name(
+    data: Path, finished: Path, words: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert pipeline(data, finished, *words) == 1
+    said = capsys.readouterr().err
+    assert message in said and "to run this stage again" in said
+
+
+def test_a_stage_whose_input_was_made_again_is_refused(
+    data: Path, finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    shutil.copytree(finished, out, symlinks=True)
+    for stage in ("imitate", "collect"):
+        shutil.rmtree(out / stage)
+    assert pipeline(data, out, "imitate.loop.steps=210") == 1
+    said = capsys.readouterr().err
+    assert "stage online: " in said and "- base: was" in said
+
+
+def test_a_base_begins_it_and_stages_are_left_out(
+    data: Path, finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [f"base={finished / 'imitate'}", f"out={tmp_path / 'out'}", "stages=[collect,compare]", *MORE[:7]]
+    assert main(["pipeline", *words]) == 0
+    assert sorted(p.name for p in (tmp_path / "out").iterdir() if p.is_dir()) == ["collect", "compare"]
+    assert (tmp_path / "out" / "compare" / "episodes-base.csv").is_file()
+
+
+@pytest.mark.parametrize("accepted", [True, False])
+def test_the_gate_decides_what_later_stages_build_on(
+    finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, accepted: bool
+) -> None:
+    def gated(verb: Verb, config: dict[str, Any]) -> Any:
+        return GateResult(accepted, 0.1, 0.0, 0.2, 0.9, 25) if verb.name == "gate" else call(verb, config)
+
+    monkeypatch.setattr(pipeline_stages, "call", gated)
+    words = [f"base={finished / 'imitate'}", f"out={tmp_path}", "stages=[collect,offline,one_step]", *MORE[:3],
+             "rollouts=12", "offline.loop.steps=4", "offline.loop.critic_only_updates=2", "offline.loop.batch_size=8",
+             "one_step.loop.steps=2", "one_step.teacher_episodes=2"]  # fmt: skip
+    assert main(["pipeline", *words]) == 0
+    kept = tmp_path / "offline" if accepted else finished / "imitate"
+    assert (read_config(tmp_path / "one_step") or {})["teacher"] == str(kept)
+    page = (tmp_path / "report.html").read_text()
+    assert ("the policy before it stays" in page) == (not accepted)
+
+
+@pytest.mark.parametrize(
+    ("after", "worse"), [([True] * 10, False), ([True] * 9 + [False], False), ([False] * 10, True)]
+)
+def test_a_refined_policy_that_is_shown_to_be_worse_is_not_built_on(
+    finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, after: list[bool], worse: bool
+) -> None:
+    rows = {"sampled": make_rows([True] * 10), "online": make_rows(after)}
+    monkeypatch.setattr(pipeline_stages, "evaluated_rows", lambda policy, env, ref, called, *_, **__: rows[called])
+    task = (read_config(finished / "imitate") or {})["task"]
+    flow = pipeline_stages.Flow(tmp_path, task, None, {}, common={"device": "cpu"})
+    flow.policies["base"], flow.accepted = finished / "imitate", "base"
+    assert flow._is_worse(finished / "online", 10) == worse
+
+
+def test_offline_needs_episodes(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["pipeline", "task=reach", f"dataset={data}", f"out={tmp_path / 'o'}", "stages=[imitate,offline]"]) == 1
+    assert "Add collect, or remove offline" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ([], "there is no policy to begin with"),
+        (["stages=[collect]"], "there is no policy to begin with"),
+        (["task=null"], "task"),
+        (["imitate.loop.stepz=3"], "stepz"),
+        (["stages=[collec]"], "stages"),
+    ],
+)
+def test_nonsense_is_refused_before_any_stage(
+    data: Path, tmp_path: Path, words: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = ["task=reach", f"dataset={data}"] if words else ["task=reach"]
+    if words == ["task=null"]:
+        given, words = [f"dataset={data}"], []
+    assert main(["pipeline", *given, f"out={tmp_path / 'out'}", *MORE, *words]) in (1, 2)
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "out" / "imitate").exists()

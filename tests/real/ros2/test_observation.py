@@ -1,0 +1,54 @@
+"""Observations of a robot: of a forecast of the arm, all else moves as it does in the simulator."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("rclpy")
+
+from robopolicy import sim
+from robopolicy.core.types import STATE
+from robopolicy.real.control.robots import State
+from robopolicy.real.control.state_forecast import ForecastState
+from robopolicy.real.ros2.observation import Observer, feature_values, moving_elements
+
+
+def scene(*, speed: float):
+    """A pick env with a cube that moves at `speed` m/s; its observer has the features; the arm's state."""
+    env = sim.make("pick", 1, joint_noise=0.0)
+    env.reset(torch.tensor([3]))
+    qpos, qvel = env.physics.qpos.copy(), env.physics.qvel.copy()
+    observer = Observer(sim.make("pick", 1, joint_noise=0.0))
+    qvel[0, env.at.v + 2] = speed
+    obs, _ = env.sense(qpos, qvel)
+    observer.take(observer.names, feature_values(env, obs))
+    return env, observer, qpos, qvel, State(qpos[0, :7].copy(), qvel[0, :7].copy(), 0.08)
+
+
+@pytest.mark.parametrize("speed", [0.0, 0.25])
+def test_a_forecast_of_the_arm_moves_what_is_seen_relative_to_it(speed):
+    env, observer, qpos, qvel, state = scene(speed=speed)
+    now = observer(state)[STATE][0]
+    assert torch.allclose(now, env.sense(qpos, qvel)[0][STATE][0], atol=1e-5)
+    q = state.q + np.array([0.02, 0.03, 0.0, 0.02, 0.0, 0.0, 0.01])
+    qd = np.full(7, 0.1)
+    later = observer(ForecastState(q, qd, 0.08, measured=state, ahead=0.06))[STATE][0]
+    qpos[0, :7], qvel[0, :7] = q, qd
+    qpos[0, env.at.q + 2] += 0.06 * speed  # as if the hand carried it
+    expected = env.sense(qpos, qvel)[0][STATE][0]
+    assert torch.allclose(later, expected, atol=1e-5) and not torch.allclose(later, now, atol=1e-3)
+    assert torch.equal(observer(state)[STATE], now[None]), "nothing of a forecast stays"
+
+
+@pytest.mark.parametrize(("task", "names"), [("pick", {"cube", "cube_rel"}), ("push", {"block", "block_rel"}),
+                                             ("reach", set())])  # fmt: skip
+def test_groups_with_a_velocity_move(task, names):
+    env = sim.make(task, 1)
+    moves, speeds = (x.tolist() for x in moving_elements(env))
+    slices = env.layout.slices
+    found = {n for n, s in slices.items() if s.stop > s.start and set(range(s.start, s.stop)) <= set(moves)}
+    assert found == names & set(slices) and len(moves) == len(speeds)
+    assert all(env.layout.names[s].replace("_vel", "") == env.layout.names[m].replace("_rel", "")
+               for m, s in zip(moves, speeds, strict=True))  # fmt: skip
