@@ -52,7 +52,9 @@ class PlacedArm(Robot, Protocol):
     """A simulated arm that an episode can be begun with."""
 
     profile: Profile
+    model: mujoco.MjModel
     data: mujoco.MjData
+    dof: int  # n joints
     extra: Array  # [1 E] the task's state beside physics
     aborted: str  # why the arm gave up; "" where it did not
 

@@ -44,8 +44,9 @@ class LeRobotArm:
         pictures: takes an observation's values by name, after each reading; for cameras.
 
     Attributes:
-        counts: `reads`, `reads_failed`, `reads_late`, `writes_failed`, `caught_up` (a goal was put off, as the bus had
-            been late), `stop_played` (the loop was late), `driver_changed` (LeRobot sent another action).
+        counts: `reads`, `reads_failed`, `reads_late`, `pictures_failed`, `writes_failed`, `caught_up` (a goal was put
+            off, as the bus had been late), `stop_played` (the loop was late), `driver_changed` (LeRobot sent another
+            action).
         error: text of the newest failure.
         sent: [n] rad, the newest goal; None: none yet.
     """
@@ -94,8 +95,11 @@ class LeRobotArm:
             self._failed("reads_failed", error)
         else:
             self._take(q, opening, began)
-            if self.pictures is not None:
-                self.pictures(values)
+            try:
+                if self.pictures is not None:
+                    self.pictures(values)
+            except Exception as error:  # a camera that fails must not end this thread; its watchdog holds the arm
+                self._failed("pictures_failed", error)
         if (goal := self._due()) is None:
             return
         action = self.units.action(*goal)

@@ -33,6 +33,7 @@ from robopolicy.real.teleoperation.teleoperated_sim import first_interrupt
 from robopolicy.runs.run_dir import own_task, read_config
 
 FIRST = 5.0  # s in which the first state and pictures must come
+MEASURED = 8  # states until the arm's speed is known: the first one has none to differ from
 STILL = 0.1  # rad/s: a joint that is faster is not at rest; an encoder's step within WINDOW is 0.04
 
 
@@ -105,13 +106,16 @@ class Session:
         Raises:
             SafetyError: they do not come, or the arm moves.
         """
-        until, state = time.monotonic() + FIRST, None
-        while state is None or len(self.pictures.newest) < len(self.runtime.cameras):
+        until, speeds = time.monotonic() + FIRST, 0
+        state: State | None = None
+        while speeds < MEASURED or len(self.pictures.newest) < len(self.runtime.cameras):
             if time.monotonic() > until:
                 missing = sorted(set(self.runtime.cameras) - set(self.pictures.newest)) or "joints"
                 raise SafetyError(f"robot: nothing has come of {missing}. {self.pictures.error or self.arm.error}")
             time.sleep(self.arm.dt)
-            state = self.arm.read() or state
+            if (newest := self.arm.read()) is not None:
+                state, speeds = newest, speeds + 1
+        assert state is not None
         if (fastest := float(np.abs(state.qd).max())) > STILL:
             raise SafetyError(f"state: the arm moves at {fastest:.2f} rad/s. Hold it still, or support it")
         return state
@@ -121,7 +125,10 @@ class Session:
         self.stop, loop, changed, ticks, reasons = "", self.loop, 0, 0, Counter[str]()
         self.arm.forget()
         self.ready()
+        until = time.monotonic() + FIRST
         while not self.arm.fresh:  # the state that the loop starts from
+            if time.monotonic() > until:
+                raise SafetyError(f"robot: no state comes any more. {self.arm.error}")
             time.sleep(0.1 * self.arm.dt)
         self.runtime.begin(self.chain, seed)
         loop.counts.clear()

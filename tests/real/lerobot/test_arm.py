@@ -130,3 +130,10 @@ def test_a_failed_write_is_counted(robot, arm):
     arm.write(np.full(5, 0.01), 0.04, np.full((1, 5), 0.01))
     arm.exchange()
     assert arm.counts["writes_failed"] == 1 and "gone" in arm.error
+
+
+def test_a_camera_that_fails_ends_no_exchange(robot, arm):
+    arm.pictures = lambda values: values["observation.images.front"]
+    arm.write(np.full(5, 0.01), 0.04, np.full((1, 5), 0.01))
+    arm.exchange()
+    assert arm.counts["pictures_failed"] == 1 and arm.read() is not None and len(robot.sent) == 1
