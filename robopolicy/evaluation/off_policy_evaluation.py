@@ -115,7 +115,7 @@ def fitted_values(policy: Policy, base: Reader, episodes: Episodes, *, seed: int
     replay = replay_of_episodes(like, episodes, obs=frames)
     target = copy.deepcopy(critic).requires_grad_(False)
     adam = torch.optim.Adam(critic.parameters(), lr=_LR, fused=True)
-    params, averaged = list[Tensor](critic.parameters()), list[Tensor](target.parameters())
+    params, averaged = ([p.detach() for p in net.parameters()] for net in (critic, target))  # no graph of averages
     for _ in range(-(-updates // _AT_ONCE)):
         rows = cast(ChunkBatch, replay.sample(_AT_ONCE * _BATCH, generator))
         for batch in split_batches([rows], _AT_ONCE):
