@@ -18,8 +18,6 @@ from typing import NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from scripts.experiment_list import PICK, Base
-
 from robopolicy.config.instantiate import build
 from robopolicy.core.rng import episode_seeds
 from robopolicy.datasets.episodes import held_out, take
@@ -31,11 +29,12 @@ from robopolicy.evaluation.statistics import wilson
 from robopolicy.reporting.result_rows import Evidence, measured, write
 from robopolicy.runs.checkpointer import load_policy
 from robopolicy.utils.threads import set_threads
+from scripts.experiment_plan import BASES as PLANNED
+from scripts.experiment_plan import Base
 from scripts.experiments import robopolicy, train_base
 
 ROOT, ID = Path(__file__).resolve().parents[1], "gate_quality"
-BASES = {base.task: base for base in (PICK, Base("stack", 20, 0.7), Base("push", 20, 0.4), Base("drawer", 15, 1.0),
-                                      Base("reach", 40, 0.6))}  # fmt: skip
+BASES = {task: PLANNED[task] for task in ("pick", "stack", "push", "drawer", "reach")}
 METHODS = {  # overrides of `robopolicy train algo=offline`
     "preset": (),
     "even": ("algo.beta=100",),  # all executed chunks count alike, failures too: near the base

@@ -19,16 +19,15 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from scripts.experiment_list import SUITE
-
 from robopolicy.cli.main import invoke
 from robopolicy.evaluation.compare import format_p
 from robopolicy.reporting.pipeline_page import StageResult, comparisons
 from robopolicy.reporting.result_rows import Evidence, measured, of_rows, pooled, write
+from scripts.experiment_plan import BASES as PLANNED
 from scripts.experiments import train_base
 
 ID, SEEDS = "rl100_native", (0, 1, 2)
-BASES = {base.task: base for base in SUITE if base.task in ("pick", "stack", "pusht", "peg")}
+BASES = {task: PLANNED[task] for task in ("pick", "stack", "pusht", "peg")}
 
 
 def main(arguments: list[str] | None = None) -> int:
