@@ -67,7 +67,7 @@ def text(result: GateResult) -> str:
     return (
         f"{'accepted' if result.accepted else 'refused'}: the value changes by {result.gain:+.4f} "
         f"({result.low:+.4f} to {result.high:+.4f} at {100 * result.level:g}% each), by fitted Q evaluation on "
-        f"{result.episodes} held-out episodes\n"
+        f"{result.episodes} held-out episodes.\n"
         "The bounds are those of the data alone. How often such decisions are right was measured on few policies: "
         "where you can play episodes, compare too."
     )

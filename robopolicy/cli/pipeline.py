@@ -19,6 +19,7 @@ from robopolicy.config.compose import compose
 from robopolicy.config.schema import Count, Device, Fraction, Node
 from robopolicy.core.errors import ConfigError
 from robopolicy.core.untrusted import WANDB, check_links
+from robopolicy.evaluation.off_policy_evaluation import FEWEST
 from robopolicy.evaluation.policy_ref import PolicyRef, task_of
 from robopolicy.reporting.pipeline_page import StageResult, comparisons, write_pipeline_report
 from robopolicy.runs.logger import grouped
@@ -83,9 +84,9 @@ def pipeline(
     more = {name: keys or {} for name, keys in given.items()}
     console = Console()
     out.mkdir(parents=True, exist_ok=True)
-    check_links(out, apart=WANDB, where=f"out={out}", error=ConfigError)
+    _check_folders(out)
     with claimed(out, "out"):
-        flow = _begin(out, base, dataset, task, stages, more)
+        flow = _begin(out, base, dataset, task, stages, more, rollouts)
         flow.common = {"seed": seed, "device": device, "threads": threads, "tracker": grouped(tracker, out.name)}
         work: dict[str, Callable[[], Any]] = {
             "imitate": flow.imitate,
@@ -102,9 +103,26 @@ def pipeline(
         return _finish(flow, console)
 
 
+def _check_folders(out: Path) -> None:
+    """Refuse links that lead out of a stage, except for those of wandb, which lie in a folder of each run."""
+    check_links(out, levels=1, where=f"out={out}", error=ConfigError)
+    for stage in sorted(p for p in out.iterdir() if p.is_dir() and not p.is_symlink()):
+        check_links(stage, apart=WANDB, where=f"out={out}: {stage.name}", error=ConfigError)
+
+
+def _check_rollouts(rollouts: int, held_out: float) -> None:
+    """Refuse too few episodes for the gate; the held-out ones are drawn, so half as many again are asked for."""
+    found, least = rollouts * held_out, 1.5 * FEWEST
+    if found < least:
+        raise ConfigError(
+            f"rollouts={rollouts}: about {found:.0f} of these episodes are held out for the gate, expected {least:.0f} "
+            "or more. Raise rollouts or offline.loop.held_out, or leave the stage offline out."
+        )
+
+
 def _begin(
     out: Path, base: Path | None, dataset: Path | None, task: dict[str, Any] | None, stages: tuple[Stage, ...],
-    more: dict[str, dict[str, Any]],
+    more: dict[str, dict[str, Any]], rollouts: int,
 ) -> Flow:  # fmt: skip
     """Check what is given, before any stage runs."""
     if base is None and (dataset is None or "imitate" not in stages):
@@ -124,7 +142,11 @@ def _begin(
     algos = {"imitate": "bc", "offline": "offline", "online": "residual", "one_step": "distill"}
     for name, keys in more.items():  # a typo is refused before hours of work
         words, settings = split_keys(keys)
-        compose(find_verb("train"), [f"algo={algos[name]}", *words], settings={**settings, "run_dir": out / name})
+        config = compose(
+            find_verb("train"), [f"algo={algos[name]}", *words], settings={**settings, "run_dir": out / name}
+        )
+        if name == "offline" and name in stages:
+            _check_rollouts(rollouts, float(config["loop"].get("held_out") or 0.0))
     flow = Flow(out, node, dataset, more)
     if base is not None:
         flow.policies["base"], flow.accepted = base, "base"

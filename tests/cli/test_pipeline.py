@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from robopolicy.cli import pipeline as pipeline_verb
 from robopolicy.cli import pipeline_stages
 from robopolicy.cli.main import main
 from robopolicy.cli.run_verb import call
@@ -70,6 +71,20 @@ def test_what_is_done_is_not_redone(
     assert after["online"]["env_steps"] == before["online"]["env_steps"]
 
 
+def test_links_of_wandb_do_not_stop_it_and_others_do(
+    data: Path, finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "linked"
+    shutil.copytree(finished, out, symlinks=True)
+    for folder in ("wandb", "elsewhere"):
+        link = out / "online" / folder / "debug.log"
+        link.parent.mkdir(exist_ok=True)
+        link.symlink_to(data / "meta" / "info.json")
+        capsys.readouterr()
+        assert pipeline(data, out) == (folder == "elsewhere")
+    assert "elsewhere/debug.log is a link that leads out" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -115,6 +130,7 @@ def test_the_gate_decides_what_later_stages_build_on(
         return GateResult(accepted, 0.1, 0.0, 0.2, 0.9, 25) if verb.name == "gate" else call(verb, config)
 
     monkeypatch.setattr(pipeline_stages, "call", gated)
+    monkeypatch.setattr(pipeline_verb, "FEWEST", 1)
     words = [f"base={finished / 'imitate'}", f"out={tmp_path}", "stages=[collect,offline,one_step]", *MORE[:3],
              "rollouts=12", "offline.loop.steps=4", "offline.loop.critic_only_updates=2", "offline.loop.batch_size=8",
              "one_step.loop.steps=2", "one_step.teacher_episodes=2"]  # fmt: skip
@@ -152,6 +168,7 @@ def test_offline_needs_episodes(data: Path, tmp_path: Path, capsys: pytest.Captu
         (["task=null"], "task"),
         (["imitate.loop.stepz=3"], "stepz"),
         (["stages=[collec]"], "stages"),
+        (["stages=[imitate,collect,offline]"], "about 3 of these episodes are held out"),
     ],
 )
 def test_nonsense_is_refused_before_any_stage(
