@@ -138,9 +138,7 @@ class ChunkBuffer:
                 if gripper is not None:
                     action[gripper] = p.action[gripper]  # gripper commands are never blended
             merged.append(Planned(p.due, action))
-        under_way = [
-            p for p in self.plan if p.due < begin - 0.5 * spec.dt
-        ]  # of the old chunk, until the new one begins
+        under_way = [p for p in self.plan if p.due < begin - 0.5 * spec.dt]  # until the new chunk begins
         self.plan = under_way + merged
         return late
 

@@ -48,7 +48,7 @@ class LeRobotArm:
             off, as the bus had been late), `stop_played` (the loop was late), `driver_changed` (LeRobot sent another
             action).
         error: text of the newest failure.
-        sent: [n] rad, the newest goal that was sent; None: none yet.
+        sent: [n] rad, the newest goal that was sent, before it the first one; None: none yet.
     """
 
     def __init__(
@@ -157,11 +157,12 @@ class LeRobotArm:
             late = max(0, int((now - written) / self.dt - 0.5))
             point = points[min(late, len(points) - 1)]
             self.counts["stop_played"] += late > 0 and float(np.abs(point - points[0]).max()) > SAME
-            if self.sent is not None:
-                step = point - self.sent
-                most = self.profile.velocity * min(max(elapsed, self.dt), HURRY * self.dt)
-                share = float((np.abs(step) / most).max())
-                if share > 1.0 + 1e-9:
-                    self.counts["caught_up"] += 1
-                    point = self.sent + step / share
+            if self.sent is None:  # the episode's first goal: where the arm stands
+                self.sent, self._sent_at = point, now
+            step = point - self.sent
+            most = self.profile.velocity * min(max(elapsed, self.dt), HURRY * self.dt)
+            share = float((np.abs(step) / most).max())
+            if share > 1.0 + 1e-9:
+                self.counts["caught_up"] += 1
+                point = self.sent + step / share
             return point, opening

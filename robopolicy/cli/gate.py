@@ -38,22 +38,24 @@ def gate(
     Args:
         candidate: run, checkpoint or policy directory. base: the same of the reference; None: the candidate's base.
         dataset: recorded rollouts (LeRobotDataset v3), with failures and successes.
-        held_out: share of the dataset's episodes that is read; None: as the candidate's training left out, or all
-            where it did not learn from this dataset.
+        held_out: share of the dataset's episodes that is read; None: as both policies' trainings left out, or all
+            where neither learned from this dataset.
         level: confidence of each bound; the candidate is accepted where the lower bound of its gain is above 0.
         updates: TD steps of each policy's critic. seed: of resamples and batches. threads: of torch; None: its choice.
 
     Raises:
-        ConfigError: the base is not known, or the candidate learned from the episodes. SpecError, DataError: see
+        ConfigError: the base is not known, or one of the policies learned from the episodes. SpecError, DataError: see
             robopolicy.evaluation.off_policy_evaluation.gate.
     """
     set_threads(threads)
-    run = PolicyRef.of(candidate, "latest", candidate).run
-    config = (read_config(run) if run is not None else None) or {}
+    run, config = run_of(candidate)
     given = config.get("base")
     if base is None and (base := there(given) if given else None) is None:
         raise ConfigError(f"base: {candidate} does not say which policy it refines. Give base=<run directory>.")
-    share = unseen_share(run, config, dataset, held_out)
+    share = min(
+        unseen_share(run, config, dataset, held_out),
+        unseen_share(*run_of(base), dataset, held_out, policy="base"),
+    )
     policies = load_policy(candidate), load_policy(base)
     needed = {k: f for policy in policies for k, f in policy.spec.observation.items() if k != BASE_ACTION}
     episodes = load_episodes(dataset, needed=needed)
@@ -73,8 +75,16 @@ def text(result: GateResult) -> str:
     )
 
 
-def unseen_share(run: Path | None, config: dict[str, Any], dataset: Path, share: float | None) -> float:
-    """Return the share of the episodes to judge on; those that the candidate learned from are refused."""
+def run_of(policy: Path) -> tuple[Path | None, dict[str, Any]]:
+    """Return the run that a policy was trained in, and its config; without a run None and {}."""
+    run = PolicyRef.of(policy, "latest", policy).run
+    return run, (read_config(run) if run is not None else None) or {}
+
+
+def unseen_share(
+    run: Path | None, config: dict[str, Any], dataset: Path, share: float | None, *, policy: str = "candidate"
+) -> float:
+    """Return the share of the episodes to judge on; those that the policy learned from are refused."""
     loop = config.get("loop") or {}
     learned = {"dataset": config.get("dataset")}
     learned |= {f"loop.rollouts.{name}": path for name, path in (loop.get("rollouts") or {}).items()}
@@ -85,7 +95,7 @@ def unseen_share(run: Path | None, config: dict[str, Any], dataset: Path, share:
     share = kept if share is None else share
     if not 0.0 < share <= kept:
         raise ConfigError(
-            f"dataset={dataset}: the candidate learned from it as {found[0]}, and {_HELD_OUT}={kept:g} of its episodes "
+            f"dataset={dataset}: the {policy} learned from it as {found[0]}, and {_HELD_OUT}={kept:g} of its episodes "
             f"were left out; found held_out={share:g}. Train with {_HELD_OUT}=0.25, or record other episodes."
         )
     return share

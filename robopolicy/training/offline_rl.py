@@ -159,9 +159,14 @@ def learned_episodes(
             "demos expert._target_=policy expert.checkpoint=<base> only_success=false`, and give "
             "loop.rollouts.own=<path>."
         )
-    found = load_rollouts(rollouts, algo.policy)
-    found = take(found, ~held_out(found, share))
+    whole = load_rollouts(rollouts, algo.policy)
+    found = take(whole, ~held_out(whole, share))
     named = ", ".join(f"loop.rollouts.{name}={path}" for name, path in rollouts.items())
+    if not found.num_episodes:
+        raise DataError(
+            f"{named}: loop.held_out={share:g} leaves none of {whole.num_episodes} episodes to learn from. Lower it, "
+            "or record more."
+        )
     outcome = torch.cat([succeeded(part) for part in ([found] if demos is None else [found, demos])])
     if not bool(outcome.any()):
         raise DataError(

@@ -53,6 +53,16 @@ def test_a_candidate_without_a_known_base_is_refused(tmp_path: Path) -> None:
         gate(candidate=policy, dataset=tmp_path)
 
 
+def test_episodes_that_the_base_learned_from_are_refused(data: tuple[Path, Path], tmp_path: Path) -> None:
+    for name, values in (("candidate", {"dataset": None}), ("base", {"dataset": str(data[1])})):
+        policy = tmp_path / name / "policy"
+        policy.mkdir(parents=True)
+        (policy / "policy.json").write_text("{}")
+        (tmp_path / name / "config.yaml").write_text(yaml.safe_dump(values))
+    with pytest.raises(ConfigError, match=r"demos: the base learned from it as dataset"):
+        gate(candidate=tmp_path / "candidate" / "policy", base=tmp_path / "base" / "policy", dataset=data[1])
+
+
 def test_it_prints_the_decision_with_both_bounds() -> None:
     said = text(GateResult(True, 0.12, 0.05, 0.19, 0.9, 75))
     assert said.startswith("accepted: the value changes by +0.1200 (+0.0500 to +0.1900 at 90% each)")
