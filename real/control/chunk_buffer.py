@@ -138,7 +138,10 @@ class ChunkBuffer:
                 if gripper is not None:
                     action[gripper] = p.action[gripper]  # gripper commands are never blended
             merged.append(Planned(p.due, action))
-        self.plan = merged
+        under_way = [
+            p for p in self.plan if p.due < begin - 0.5 * spec.dt
+        ]  # of the old chunk, until the new one begins
+        self.plan = under_way + merged
         return late
 
     def pop(self, now: float) -> Array | None:

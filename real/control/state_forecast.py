@@ -56,9 +56,10 @@ class Reference:
         return follow(self.points[k : k + 4], u - k)
 
     def velocity(self, time: float) -> Array:
-        """Return [n] rad/s at `time` s."""
+        """Return [n] rad/s at `time` s, or where the first segment begins if that is later."""
         h = SHORT * self.period
-        return (self.at(time + h) - self.at(time - h)) / (2 * h)
+        before, after = max(time - h, self.begin), max(time, self.begin) + h
+        return (self.at(after) - self.at(before)) / (after - before)
 
 
 def forecast(state: State, points: Array, goals: Sequence[Array], *, begin: float, period: float, seen: float,

@@ -48,7 +48,7 @@ class LeRobotArm:
             off, as the bus had been late), `stop_played` (the loop was late), `driver_changed` (LeRobot sent another
             action).
         error: text of the newest failure.
-        sent: [n] rad, the newest goal; None: none yet.
+        sent: [n] rad, the newest goal that was sent; None: none yet.
     """
 
     def __init__(
@@ -76,6 +76,15 @@ class LeRobotArm:
         """Whether a state has come that was not read yet."""
         return self._state is not None
 
+    @property
+    def stops_in(self) -> float:
+        """Seconds until the stop of the newest command has been sent whole."""
+        with self._lock:
+            if self._command is None:
+                return 0.0
+            points, _, written = self._command
+            return max(0.0, written + (len(points) + 1) * self.dt - self.clock())
+
     def read(self) -> State | None:
         with self._lock:
             state, self._state = self._state, None
@@ -102,12 +111,15 @@ class LeRobotArm:
                 self._failed("pictures_failed", error)
         if (goal := self._due()) is None:
             return
-        action = self.units.action(*goal)
+        action, at = self.units.action(*goal), self.clock()
         try:
             sent = self.robot.send_action(action)
         except Exception as error:
             self._failed("writes_failed", error)
             return
+        with self._lock:
+            if self._command is not None:  # no new episode began meanwhile
+                self.sent, self._sent_at = goal[0], at
         self.counts["driver_changed"] += any(abs(sent.get(k, np.inf) - v) > SAME for k, v in action.items())
 
     # -- inside -----------------------------------------------------------------------------------------------------
@@ -144,7 +156,7 @@ class LeRobotArm:
             now, elapsed = self.clock(), self.clock() - self._sent_at
             late = max(0, int((now - written) / self.dt - 0.5))
             point = points[min(late, len(points) - 1)]
-            self.counts["stop_played"] += late > 0
+            self.counts["stop_played"] += late > 0 and float(np.abs(point - points[0]).max()) > SAME
             if self.sent is not None:
                 step = point - self.sent
                 most = self.profile.velocity * min(max(elapsed, self.dt), HURRY * self.dt)
@@ -152,5 +164,4 @@ class LeRobotArm:
                 if share > 1.0 + 1e-9:
                     self.counts["caught_up"] += 1
                     point = self.sent + step / share
-            self.sent, self._sent_at = point, now
             return point, opening

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import datetime
 import importlib
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 import draccus
 import numpy as np
+from draccus.utils import DraccusException
 from lerobot.robots import Robot, RobotConfig
 from lerobot.robots.utils import make_robot_from_config
 
 from robopolicy.core.errors import closest
-from robopolicy.core.untrusted import refusing
+from robopolicy.core.untrusted import read_bytes, refusing
 from robopolicy.real.lerobot.units import MotorUnits, units_of
 from robopolicy.real.lerobot.wiring import LeRobotWiring
 from robopolicy.real.ros2.channels import WiringError
@@ -23,6 +25,7 @@ from robopolicy.real.safety import Profile
 # LeRobot's classes of one arm with a motor bus, and its cameras, by the module that registers their options.
 ARMS = {"so101_follower": "so_follower", "so100_follower": "so_follower", "koch_follower": "koch_follower"}
 CAMERAS = {"opencv": "opencv", "intelrealsense": "realsense"}
+NAME = re.compile(r"\w[\w.-]*")  # of a calibration file, in LeRobot's folder
 SWEPT = 0.7  # of the limits' range: a calibration that covers less of it has its middle, the zero, elsewhere
 
 
@@ -46,7 +49,16 @@ def make_robot(options: Mapping[str, Any]) -> Robot:
     try:
         with refusing("robot", WiringError):
             config = draccus.decode(RobotConfig, dict(options))
+        if not NAME.fullmatch(str(config.id)):
+            raise WiringError(f"robot.id={config.id!r}: expected the name of a calibration file, e.g. my_follower")
+        if config.calibration_dir is not None and (file := config.calibration_dir / f"{config.id}.json").exists():
+            read_bytes(file, error=WiringError)  # of a usable size
         return make_robot_from_config(config)
+    except DraccusException as error:
+        said = " ".join(str(error).split())
+        raise WiringError(
+            f"calibration: the file of robot.id={config.id} is damaged ({said}). Run lerobot-calibrate"
+        ) from error
     except ImportError as error:
         raise WiringError(f"robot.type={kind}: {error}. Install it: uv pip install 'robopolicy[so101]'") from error
 

@@ -82,7 +82,7 @@ class Session:
 
     @contextmanager
     def exchanging(self) -> Iterator[None]:
-        """Exchange with the bus in a thread meanwhile."""
+        """Exchange with the bus in a thread meanwhile, and until the stop of the newest command is over."""
         over = threading.Event()
 
         def work() -> None:
@@ -97,8 +97,12 @@ class Session:
         try:
             yield
         finally:
-            over.set()
-            thread.join(FIRST)
+            try:
+                time.sleep(self.arm.stops_in)  # after an error or a second Ctrl-C the arm still moves
+            finally:
+                over.set()
+                thread.join(FIRST)
+                print(bus_summary(self.arm.counts), self.arm.error)
 
     def ready(self) -> State:
         """Wait for the first state, and for the pictures that the policy sees.
@@ -162,6 +166,22 @@ def with_own_task(config: DeployConfig) -> DeployConfig:
     return replace(config, task=own_task(read_config(run_dir) or {}))
 
 
+@contextmanager
+def released(robot: Any) -> Iterator[None]:
+    """Disconnect LeRobot's arm at the end. A bus that is dead by then hides no other error."""
+    try:
+        yield
+    finally:
+        if robot.bus.is_connected:
+            try:
+                robot.disconnect()
+            except Exception as error:
+                said = " ".join(str(error).split())
+                print(f"robot: could not be disconnected ({type(error).__name__}: {said}). Its motors may still hold: "
+                      "support the arm, and switch its supply off", flush=True)  # fmt: skip
+                robot.bus.disconnect(disable_torque=False)  # closes the port
+
+
 def run_live(
     config: DeployConfig, *, make: Callable[[dict[str, Any]], Any] = make_robot, ask: Callable[[str], str] = input
 ) -> list[Episode]:
@@ -181,8 +201,8 @@ def run_live(
     done: list[Episode] = []
     try:
         robot = make(wiring.robot)
-        session = Session(config, runtime, wiring, robot)
-        try:
+        with released(robot):
+            session = Session(config, runtime, wiring, robot)
             with session.exchanging():
                 runtime.warm_up(session.ready())
                 print(limits_in_force(session.profile), *not_claimed(session.profile), sep="\n", flush=True)
@@ -191,9 +211,6 @@ def run_live(
                         break
                     done.append(_episode(session, seed, ask))
                     print(of_episode(done[-1], number, config.episodes), flush=True)
-        finally:
-            print(bus_summary(session.arm.counts), session.arm.error)
-            robot.disconnect()
     finally:
         runtime.close()
     return done

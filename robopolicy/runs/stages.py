@@ -71,9 +71,13 @@ class StageRecords:
         record, run = self[name], self.folder / name
         if begun := read_config(run) if run.is_dir() else None:
             self._check(name, config)
+        todo = not record.done or (begun or {}).get("loop") != config.get("loop")
+        if todo and record.done:  # its run holds the longer loop as soon as it goes on, and may be interrupted then
+            record.done, record.note = False, ""
+            self.save()
         began = time.monotonic()
         try:
-            yield not record.done or (begun or {}).get("loop") != config.get("loop")
+            yield todo
             record.done = True
         finally:
             record.seconds += time.monotonic() - began

@@ -45,6 +45,21 @@ def test_a_stage_that_failed_is_to_do_and_keeps_its_time(tmp_path: Path) -> None
     assert not again["a"].done and again["a"].seconds == records["a"].seconds > 0
 
 
+def test_a_longer_training_that_was_interrupted_is_to_do(tmp_path: Path) -> None:
+    longer = {"lr": 1, "loop": {"steps": 4}}
+    run(tmp_path, {"lr": 1, "loop": {"steps": 3}})
+    (first := StageRecords(tmp_path))["a"].note = "accepted"
+    first.save()
+    stage, training = (
+        StageRecords(tmp_path).running("a", longer),
+        open_run(tmp_path / "a", longer, begun=lambda _: True),
+    )
+    with pytest.raises(KeyboardInterrupt), stage, training:
+        raise KeyboardInterrupt
+    assert not StageRecords(tmp_path)["a"].note, "the outcome was that of the shorter training"
+    assert run(tmp_path, longer) and not run(tmp_path, longer)
+
+
 def test_other_contents_at_the_same_path_are_refused(tmp_path: Path) -> None:
     config = {"dataset": str(dataset(tmp_path / "data", b"{}"))}
     run(tmp_path, config)

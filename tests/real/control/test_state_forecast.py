@@ -103,6 +103,12 @@ def test_the_reference_goes_through_all_points_under_way():
         assert np.allclose(way.velocity(t), (way.at(t + h) - way.at(t - h)) / (2 * h), atol=0.02)
 
 
+def test_the_speed_where_the_first_segment_begins_is_that_of_the_segment():
+    steady = Reference(0.1 * np.arange(5.0)[:, None], 1.0, 0.1)  # 1 rad/s
+    for t in (0.95, 0.999, 1.0, 1.001, 1.05):
+        assert steady.velocity(t) == pytest.approx([1.0]), t
+
+
 def test_to_look_ahead_leaves_the_commanded_pose_alone():
     env = sim.make("reach", 1, joint_noise=0.0)
     it = SimulatedArm(env, Drive(env, [0.0] * 5), settings=WIDE)

@@ -115,6 +115,34 @@ def test_after_a_gap_the_arm_catches_up_at_permitted_speed(robot, arm):
     np.testing.assert_allclose(steps[:3, 1], steps[:3, 0] / 2)  # straight
 
 
+def test_goals_that_could_not_be_sent_add_up_to_no_jump(robot, arm):
+    send, here = robot.send_action, np.zeros(5)
+    arm.write(here, 0.0, here[None])
+    arm.exchange()
+
+    def fail(action):
+        raise ConnectionError("gone")
+
+    robot.send_action = fail
+    for k in range(10):
+        robot.now += DT - robot.took
+        ahead = np.full(5, 0.9 * DT * (k + 1)) * PROFILE.velocity
+        arm.write(ahead, 0.0, ahead[None])
+        arm.exchange()
+    robot.send_action = send
+    arm.exchange()
+    assert (robot.sent[-1] <= 2 * DT * PROFILE.velocity + 1e-12).all() and arm.counts["writes_failed"] == 10
+
+
+def test_an_arm_that_stands_while_nothing_is_decided_plays_no_stop(robot, arm):
+    here = np.full(5, 0.01)
+    arm.write(here, 0.04, np.tile(here, (3, 1)))
+    for _ in range(20):
+        robot.now += DT
+        arm.exchange()
+    assert not arm.counts["stop_played"] and arm.stops_in == 0.0
+
+
 def test_an_action_that_lerobot_changed_is_counted(robot, arm):
     robot.clip = 0.5
     arm.write(np.full(5, 0.01), 0.04, np.full((1, 5), 0.01))

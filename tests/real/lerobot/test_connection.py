@@ -117,3 +117,25 @@ def test_units_of_another_kind_are_refused(tmp_path):
 def test_options_that_lerobot_does_not_have_are_refused(options, expected):
     with pytest.raises(WiringError, match=expected):
         make_robot({**load_wiring("so101_follower").robot, **options})
+
+
+@pytest.mark.parametrize("text", ["{", '{"shoulder_pan": {"id": 1}}'])
+def test_a_damaged_calibration_is_refused(tmp_path, text):
+    rig = Rig(tmp_path)
+    rig.file.write_text(text)
+    with pytest.raises(WiringError, match=r"calibration: the file of robot\.id=mine is damaged .*lerobot-calibrate"):
+        rig.robot()
+
+
+@pytest.mark.parametrize("name", ["../other", "/etc/other", ".hidden", ""])
+def test_an_id_names_a_file_and_no_path(tmp_path, name):
+    with pytest.raises(WiringError, match=r"robot\.id=.*expected the name of a calibration file"):
+        Rig(tmp_path, id=name).robot()
+
+
+def test_a_calibration_without_end_is_refused(tmp_path):
+    rig = Rig(tmp_path)
+    with rig.file.open("wb") as file:
+        file.truncate(2**40)  # sparse
+    with pytest.raises(WiringError, match=r"mine\.json"):
+        rig.robot()

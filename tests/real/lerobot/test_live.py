@@ -16,9 +16,10 @@ from robopolicy.core.errors import SpecError
 from robopolicy.core.specs import PolicySpec
 from robopolicy.core.types import STATE, ActionSpec, Feature
 from robopolicy.policies.base import Policy
+from robopolicy.real.control.control_loop import ControlLoop
 from robopolicy.real.deploy.deploy_config import DeployConfig
 from robopolicy.real.lerobot import live
-from robopolicy.real.lerobot.mock_port import BusTrouble, MockPort
+from robopolicy.real.lerobot.mock_port import GOAL, BusTrouble, MockPort
 from robopolicy.real.lerobot.wiring import parse
 from robopolicy.real.ros2 import policy_runtime
 from robopolicy.real.safety import SafetyError
@@ -136,3 +137,55 @@ def test_an_arm_that_moves_is_not_activated(tmp_path, monkeypatch):
     desk.rig.port.positions = lambda: dict.fromkeys(range(1, 7), 1500 + int(400 * (time.monotonic() - begun)))
     with pytest.raises(SafetyError, match=r"state: the arm moves at 0\.\d+ rad/s"):
         desk.run(0.5)
+
+
+def test_an_error_in_motion_ends_by_the_certified_stop(tmp_path, monkeypatch):
+    desk = Desk(tmp_path, Turn(), monkeypatch)
+    tick, goals = ControlLoop.tick, list[int]()
+    store = desk.rig.port._store
+
+    def stored(motor: int, address: int, data: bytes) -> None:
+        store(motor, address, data)
+        if motor == 1 and address == GOAL:
+            goals.append(desk.rig.port.goals.get(1, 0))
+
+    def interrupted(loop: ControlLoop) -> Any:
+        decision = tick(loop)
+        if loop.step == 12:
+            assert not loop.chain.limiter.at_rest[0]
+            expected.append(decision.stop[-1, 0])
+            raise KeyboardInterrupt  # as the second Ctrl-C
+        return decision
+
+    expected = list[float]()
+    monkeypatch.setattr(desk.rig.port, "_store", stored)
+    monkeypatch.setattr(ControlLoop, "tick", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        desk.run(30.0)
+    assert goals[-1] == pytest.approx(2047 + expected[0] * 4095 / 2 / np.pi, abs=2)
+    assert not desk.rig.port.is_open
+
+
+def test_an_arm_that_cannot_be_driven_is_left_without_a_session(tmp_path, monkeypatch):
+    desk = Desk(tmp_path, Turn(), monkeypatch)
+
+    def fail(*_: Any) -> Any:
+        raise SafetyError("no limits")
+
+    monkeypatch.setattr(policy_runtime.PolicyRuntime, "chain", fail)
+    with pytest.raises(SafetyError, match="no limits"):
+        desk.run(0.5)
+    assert not desk.rig.port.is_open
+
+
+def test_a_bus_that_is_dead_at_the_end_hides_no_error(tmp_path, monkeypatch, capsys):
+    desk = Desk(tmp_path, Turn(), monkeypatch)
+
+    def ask(prompt: str) -> str:
+        desk.rig.port.trouble = BusTrouble(silent=(1, 2, 3, 4, 5, 6))
+        raise EOFError
+
+    desk.answers = (ask(prompt) for prompt in ("",))
+    with pytest.raises(EOFError):
+        desk.run(0.5)
+    assert "could not be disconnected" in capsys.readouterr().out and not desk.rig.port.is_open

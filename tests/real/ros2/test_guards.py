@@ -9,6 +9,7 @@ import pytest
 
 pytest.importorskip("rclpy")
 
+from robopolicy.real.ros2 import images as images_module
 from robopolicy.real.ros2 import messages
 from robopolicy.real.ros2 import remote_arm as remote_arm_module
 from robopolicy.real.ros2.ages import Ages
@@ -95,9 +96,9 @@ GUARDS = [
           "if len(message.data) < 0:", picture("bytes for 24 rows of 95"), (*FAILS, ValueError)),
     Guard("size of a picture", ImageReader, "_check_size", "not (0 < height <= LARGEST and 0 < width <= LARGEST)",
           "False", picture("2147483648 × 24"), (*FAILS, ValueError, MemoryError)),
-    Guard("too few pixels", ImageReader, "read", "if height < self.height or width < self.width:", "if False:",
+    Guard("too few pixels", images_module, "fitted", "if height < h or width < w:", "if False:",
           picture("16 × 12 pixels are fewer")),
-    Guard("shape of a picture", ImageReader, "read", "if abs(width / height * self.height / self.width - 1) > ASPECT:",
+    Guard("shape of a picture", images_module, "fitted", "if abs(width / height * h / w - 1) > ASPECT:",
           "if False:", picture("32 × 48 pixels")),
     Guard("colours", ImageReader, "_compressed", 'if picture.mode not in ("RGB", "RGBA"):', "if False:",
           picture("pixels of mode 'L'")),
