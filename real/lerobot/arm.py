@@ -111,16 +111,18 @@ class LeRobotArm:
                 self._failed("pictures_failed", error)
         if (goal := self._due()) is None:
             return
-        action, at = self.units.action(*goal), self.clock()
+        at = self.clock()
         try:
+            action = self.units.action(*goal)
             sent = self.robot.send_action(action)
+            changed = any(abs(sent.get(k, np.inf) - v) > SAME for k, v in action.items())
         except Exception as error:
             self._failed("writes_failed", error)
             return
         with self._lock:
             if self._command is not None:  # no new episode began meanwhile
                 self.sent, self._sent_at = goal[0], at
-        self.counts["driver_changed"] += any(abs(sent.get(k, np.inf) - v) > SAME for k, v in action.items())
+        self.counts["driver_changed"] += changed
 
     # -- inside -----------------------------------------------------------------------------------------------------
     def _failed(self, what: str, error: Exception) -> None:

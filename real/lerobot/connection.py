@@ -105,12 +105,15 @@ def connect(robot: Robot, wiring: LeRobotWiring, profile: Profile) -> tuple[Moto
     units = units_of(bus, wiring)
     limited = within_calibration(profile, units, str(robot.id))
     try:
-        robot.connect(calibrate=False)
+        bus.connect()  # before the class configures the motors, which turns their torque on
+        fits = robot.is_calibrated
+        bus.disconnect(disable_torque=False)
+        if fits:
+            robot.connect(calibrate=False)
     except (ConnectionError, OSError, RuntimeError) as error:
         said = " ".join(str(error).split())
         raise WiringError(f"robot: does not answer on {wiring.robot.get('port')!r}: {said}") from error
-    if not robot.is_calibrated:
-        robot.disconnect()
+    if not fits:
         raise WiringError(
             f"calibration: the motors hold another one than {robot.calibration_fpath}: a motor was changed or "
             "calibrated since, or the file is of another arm. Run lerobot-calibrate again, or give the arm's own id"

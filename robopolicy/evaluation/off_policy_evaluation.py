@@ -109,6 +109,7 @@ def fitted_values(policy: Policy, base: Reader, episodes: Episodes, *, seed: int
         torch.manual_seed(seed)
         frames = {SEEN: encoded(base, episodes), _CHUNK: chunks(policy, base, episodes)}
         frames[_WEIGHT] = weight.T[episodes.episode_of]  # [F E]
+        torch.manual_seed(seed)  # the same initial weights, however much noise the policy drew
         inputs = frames[SEEN].shape[1] + spec.n_action_steps * spec.action.dim
         critic = CriticEnsemble(inputs, heads=heads, width=_WIDTH, depth=_DEPTH)
     like = ChunkReplay(capacity=spec.n_action_steps + 1, num_envs=1, spec=spec, horizon=int(episodes.lengths.max()))

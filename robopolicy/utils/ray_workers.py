@@ -1,7 +1,7 @@
 """Run workers as Ray actors: on a cluster that RAY_ADDRESS names, else on one that Ray starts on this machine.
 
-Ray's ports listen on all interfaces, and run the code of whoever may use them. A cluster that is started here asks for
-a token, which its own processes alone know.
+Ray's ports listen on all interfaces, and run the code of everyone who may use them. A cluster that is started here
+asks for a token, which its own processes alone know.
 """
 
 from __future__ import annotations

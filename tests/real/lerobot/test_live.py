@@ -80,7 +80,7 @@ class Desk:
 
 def test_an_episode_from_prompt_to_standstill(tmp_path, monkeypatch, capsys):
     desk = Desk(tmp_path, Turn(), monkeypatch)
-    (episode,) = desk.run(1.5)
+    (episode,) = desk.run(3.0)
     goals = desk.rig.port.goals
     turned = (goals[1] - 2047) * 2 * np.pi / 4095
     assert turned > 0.05 and abs(goals[4] - 2047 - HOME[3] * 4095 / 2 / np.pi) <= 20
