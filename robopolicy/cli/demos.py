@@ -61,7 +61,8 @@ def demos(
         max_attempts=max_attempts, overwrite=overwrite, tracker=Tracker(),
     )  # fmt: skip
     rate = recording.successes / max(1, recording.attempted)
+    who = "policy" if expert.get("_target_") == "policy" else "expert"
     print(f"{recording.episodes} demonstrations, {recording.frames} frames in {recording.path} "
-          f"(the expert succeeded in {100 * rate:.0f}% of {recording.attempted} episodes"
+          f"(the {who} succeeded in {100 * rate:.0f}% of {recording.attempted} episodes"
           f"{f', {recording.dropped} with physics faults dropped' if recording.dropped else ''})")  # fmt: skip
     return recording
