@@ -11,10 +11,9 @@ from typing import Annotated, Any, NotRequired, TypedDict
 import pydantic
 
 from robopolicy import configs
-from robopolicy.core.errors import closest
 from robopolicy.core.types import IMAGES
-from robopolicy.core.untrusted import checked, read_yaml, refusing
-from robopolicy.real.ros2.channels import STRICT, CameraTopic, WiringError
+from robopolicy.core.untrusted import checked, refusing
+from robopolicy.real.ros2.channels import STRICT, CameraTopic, WiringError, read_preset
 from robopolicy.real.ros2.wiring import FrameNames, PatienceFile, Short, Wiring, limits_file
 from robopolicy.real.safety import SafetyError, read_profile
 
@@ -90,10 +89,7 @@ def load_wiring(name: str) -> LeRobotWiring:
     Raises:
         WiringError: there is none, or it is wrong; names key, found and expected.
     """
-    path = Path(name) if name.endswith((".yaml", ".yml")) else FOLDER / f"{name}.yaml"
-    if not path.is_file():
-        raise WiringError(f"wiring={name!r}: no such file, or preset of a LeRobot arm. {closest(name, wiring_names())}")
-    data = read_yaml(path, error=WiringError)
+    data, path = read_preset(name, FOLDER, "a LeRobot arm")
     with refusing(path.name, WiringError):
         return parse(data, path.name, path.parent)
 

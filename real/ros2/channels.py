@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
-from typing import Annotated, Literal
+from pathlib import Path
+from typing import Annotated, Any, Literal
 
 import pydantic
 from pydantic.dataclasses import dataclass
 
+from robopolicy.core.errors import closest
+from robopolicy.core.untrusted import read_yaml
 from robopolicy.real.safety import SafetyError
 
 LONGEST_TIMEOUT = 0.2  # s; an arm that goes on for longer without a command is not supervised
@@ -18,6 +21,22 @@ STRICT = pydantic.ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
 
 class WiringError(SafetyError):
     """A wiring file that is wrong or incomplete."""
+
+
+def read_preset(name: str, folder: Path, kind: str) -> tuple[Any, Path]:
+    """Read the values of a wiring: a preset of `folder` by its name, or a YAML file by its path; and that path.
+
+    Args:
+        kind: of the presets, for messages.
+
+    Raises:
+        WiringError: there is none, or it is no YAML.
+    """
+    path = Path(name) if name.endswith((".yaml", ".yml")) else folder / f"{name}.yaml"
+    if not path.is_file():
+        known = sorted(p.stem for p in folder.glob("*.yaml"))
+        raise WiringError(f"wiring={name!r}: no such file, or preset of {kind}. {closest(name, known)}")
+    return read_yaml(path, error=WiringError), path
 
 
 @dataclass(frozen=True, config=STRICT)

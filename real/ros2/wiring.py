@@ -12,10 +12,18 @@ from typing import Annotated, Any, NotRequired, TypedDict, cast
 import pydantic
 
 from robopolicy import configs
-from robopolicy.core.errors import closest
 from robopolicy.core.types import IMAGES
-from robopolicy.core.untrusted import checked, read_yaml, refusing
-from robopolicy.real.ros2.channels import STRICT, CameraTopic, GripperTopic, LineDelay, OutputTopic, Topic, WiringError
+from robopolicy.core.untrusted import checked, refusing
+from robopolicy.real.ros2.channels import (
+    STRICT,
+    CameraTopic,
+    GripperTopic,
+    LineDelay,
+    OutputTopic,
+    Topic,
+    WiringError,
+    read_preset,
+)
 from robopolicy.real.safety import Profile, SafetyError, profile_names, read_profile
 from robopolicy.real.safety.decision import Patience
 from robopolicy.real.safety.profile import FOLDER as PROFILES
@@ -159,15 +167,8 @@ def wiring_names() -> list[str]:
 
 
 def load_wiring(name: str) -> Wiring:
-    """Load a preset by name, or a file by path.
-
-    Raises:
-        WiringError: there is none, or it is wrong; names key, found and expected.
-    """
-    path = Path(name) if name.endswith((".yaml", ".yml")) else FOLDER / f"{name}.yaml"
-    if not path.is_file():
-        raise WiringError(f"wiring={name!r}: no such file or preset. {closest(name, wiring_names())}")
-    data = read_yaml(path, error=WiringError)
+    """Load a preset by name, or a file by path; raises WiringError, which names key, found and expected."""
+    data, path = read_preset(name, FOLDER, "an arm over ROS 2")
     with refusing(path.name, WiringError):
         return parse(data, path.name, path.parent)
 
@@ -176,8 +177,7 @@ def parse(data: Any, where: str = "wiring", folder: Path = Path()) -> Wiring:
     """Build a wiring from YAML values, checked; a path in `limits` is relative to `folder`. See `load_wiring`."""
     found: Any = checked(WiringFile, data, where, error=WiringError)
     found["topics"].setdefault("gripper_states", None)
-    file = limits_file(found["limits"], where, folder)
-    safety = found.get("safety", {})
+    file, safety = limits_file(found["limits"], where, folder), found.get("safety", {})
     try:
         name = read_profile(file, **safety).robot
     except SafetyError as error:

@@ -324,7 +324,7 @@ def foreign(found):
         (lambda f: f, {"task": ""}, "bag.task: bag does not say what was done"),
         (lambda f: f, {"rate_hz": 300.0}, "bag.rate_hz: expected up to 125"),
         (lambda f: f, {"rate_hz": 7.3}, "whole frames per second"),
-        (lambda f: f, {"wiring": "pandas"}, "no such file or preset"),
+        (lambda f: f, {"wiring": "pandas"}, "no such file, or preset of an arm over ROS 2"),
         (lambda f: f, {"wiring": None}, "a rosbag2 bag. Give bag.wiring"),
         (lambda f: f, {"image_size": (48, 32)}, "fewer than the"),
     ],
