@@ -124,7 +124,7 @@ def _begin(
     out: Path, base: Path | None, dataset: Path | None, task: dict[str, Any] | None, stages: tuple[Stage, ...],
     more: dict[str, dict[str, Any]], rollouts: int,
 ) -> Flow:  # fmt: skip
-    """Check what is given, before any stage runs."""
+    """Check the arguments of all stages, and return the stages, ready to run."""
     if base is None and (dataset is None or "imitate" not in stages):
         raise ConfigError(
             f"base: there is no policy to begin with: base=None, dataset={dataset}, stages={list(stages)}. Give "

@@ -24,8 +24,8 @@ from robopolicy.evaluation.saved import evaluated_rows
 from robopolicy.reporting.pipeline_page import StageResult
 from robopolicy.runs.checkpointer import find_policy, load_policy
 from robopolicy.runs.run_dir import open_run
-from robopolicy.runs.stages import StageRecords
-from robopolicy.training.refinement_rules import choose
+from robopolicy.runs.stages import FILE, StageRecords
+from robopolicy.training.refinement_rules import check_keys, choose
 from robopolicy.training.teacher_episodes import FOLDER
 
 
@@ -104,6 +104,7 @@ class Flow:
             env = env_of(self.task, ref, min(NUM_ENVS, look_episodes))
             facts = look(self.policy, ref, env, look_episodes, self.dataset, self.common["device"])
             record.overrides = tuple(o for choice in choose(facts, env_steps) for o in choice.overrides)
+        check_keys(record.overrides, f"{self.out / FILE}: online")
         trained = self._train("online", *record.overrides, base=self.policy, dataset=self.dataset)
         if trained:
             record.env_steps = int(trained["steps"])

@@ -21,7 +21,7 @@ from robopolicy.runs.inputs import changed_inputs
 from robopolicy.runs.run_dir import check_same, read_config
 from robopolicy.utils.atomic import write_atomically
 
-_FILE = "stages.json"
+FILE = "stages.json"
 
 
 @dataclass
@@ -46,7 +46,7 @@ class StageRecords:
 
     def __init__(self, folder: Path) -> None:
         self.folder, self._found = folder, dict[str, StageRecord]()
-        if (file := folder / _FILE).is_file():
+        if (file := folder / FILE).is_file():
             kind = pydantic.TypeAdapter(dict[str, StageRecord])
             found = checked(kind, read_json(file, error=ConfigError), str(file), error=ConfigError)
             self._found = {name: record for name, record in found.items() if (folder / Path(name).name).is_dir()}
@@ -56,7 +56,7 @@ class StageRecords:
 
     def save(self) -> None:
         found = {name: asdict(record) for name, record in self._found.items()}
-        write_atomically(self.folder / _FILE, json.dumps(found, indent=1) + "\n")
+        write_atomically(self.folder / FILE, json.dumps(found, indent=1) + "\n")
 
     @contextmanager
     def running(self, name: str, config: Mapping[str, Any]) -> Iterator[bool]:

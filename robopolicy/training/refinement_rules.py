@@ -38,12 +38,31 @@ class BaseFacts:
     instructions: int
 
 
+KEYS = frozenset({
+    "algo", "num_envs", "policy.pictures", "policy.state", "algo.exploration_std", "algo.warmup_std",
+    "algo.penalty_steps", "algo.penalty_final", "loop.total_steps", "loop.stop_success", "loop.demo_fraction",
+    "loop.warmup_steps", "loop.updates_per_step", "loop.replay.n_step",
+})  # fmt: skip  # that rules may set
+
+
 @dataclass(frozen=True)
 class Choice:
     """Overrides of `robopolicy train`, and the reason in words; without overrides it is advice."""
 
     overrides: tuple[str, ...]
     reason: str
+
+    def __post_init__(self) -> None:
+        check_keys(self.overrides, "rules")
+
+
+def check_keys(overrides: Sequence[str], where: str) -> None:
+    """Refuse overrides of keys that no rule sets: a file of chosen settings may come from a stranger."""
+    if other := [word for word in overrides if word.partition("=")[0] not in KEYS]:
+        raise ConfigError(
+            f"{where}: overrides: expected keys that the rules of refine set, found {other[0]!r}. Remove the file to "
+            "choose again."
+        )
 
 
 def choose(facts: BaseFacts, env_steps: int | None = None) -> list[Choice]:

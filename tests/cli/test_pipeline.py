@@ -12,8 +12,10 @@ import pytest
 from robopolicy.cli import pipeline as pipeline_verb
 from robopolicy.cli import pipeline_stages
 from robopolicy.cli.main import main
+from robopolicy.cli.pipeline_stages import Flow
 from robopolicy.cli.run_verb import call
 from robopolicy.config.verb import Verb
+from robopolicy.core.errors import ConfigError
 from robopolicy.evaluation.off_policy_evaluation import GateResult
 from robopolicy.runs.run_dir import read_config
 from tests.evaluation.points import make_rows
@@ -180,3 +182,10 @@ def test_nonsense_is_refused_before_any_stage(
     assert main(["pipeline", *given, f"out={tmp_path / 'out'}", *MORE, *words]) in (1, 2)
     assert message in capsys.readouterr().err
     assert not (tmp_path / "out" / "imitate").exists()
+
+
+def test_an_edited_record_sets_no_other_key(tmp_path: Path) -> None:
+    flow = Flow(tmp_path, {}, None, {})
+    flow.records["online"].overrides = ("algo=residual", "run_dir=elsewhere")
+    with pytest.raises(ConfigError, match=r"stages\.json: online: overrides: .*'run_dir=elsewhere'"):
+        flow.online(100, None)

@@ -7,7 +7,7 @@ import pytest
 from robopolicy.core.errors import ConfigError
 from robopolicy.core.specs import state_columns
 from robopolicy.core.types import Feature
-from robopolicy.training.refinement_rules import BaseFacts, choose, relative_elements
+from robopolicy.training.refinement_rules import BaseFacts, check_keys, choose, relative_elements
 
 _THINGS = ("hand", "object", "other", "before_hand", "goal", "hand_to_object", "object_to_goal")
 METAWORLD = tuple(f"{thing}_{axis}" for thing in _THINGS for axis in "xyz")  # fmt: skip
@@ -50,6 +50,12 @@ def test_a_slow_env_has_more_updates_for_each_step(speed: float, envs: int, upda
 def test_pictures_and_missing_demonstrations_are_seen() -> None:
     found = overrides(replace(FACTS, pictures=True, demonstrations=False))
     assert found[-3:] == ["policy.pictures=true", "num_envs=8", "loop.demo_fraction=0"]
+
+
+def test_keys_that_no_rule_sets_are_refused() -> None:
+    check_keys(overrides(FACTS), "stages.json")
+    with pytest.raises(ConfigError, match=r"stages\.json: overrides: .*'run_dir=elsewhere'"):
+        check_keys(["algo=residual", "run_dir=elsewhere"], "stages.json")
 
 
 def test_advice_sets_nothing() -> None:
