@@ -90,8 +90,9 @@ class MockPort(scs.PortHandler):
         self.setPacketTimeoutMillis(self.tx_time_per_byte * (packet_length + 3) + 50)
 
     def readPort(self, length: int) -> bytes:
-        if not self._line or self.clock() < self._ready:
-            self.sleep(min(POLL, self._ready - self.clock()) if self._line else POLL)
+        left = self._ready - self.clock()
+        if not self._line or left > 0.0:
+            self.sleep(min(POLL, left) if self._line else POLL)
         if self.clock() < self._ready - 1e-9:
             return b""
         found, self._line = self._line[:length], self._line[length:]

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from itertools import count
+
 import pytest
 
-from robopolicy.real.lerobot.mock_port import BusTrouble
+from robopolicy.real.lerobot.mock_port import PING, BusTrouble
 from tests.real.lerobot.rigs import Rig
 
 
@@ -62,3 +64,10 @@ def test_calibrations_with_a_sign_are_read_back(tmp_path):
     robot = rig.robot()
     robot.connect(calibrate=False)
     assert robot.is_calibrated and robot.bus.read_calibration()["elbow_flex"].homing_offset == -37
+
+
+def test_a_reply_that_comes_between_two_looks_at_the_clock_is_read(tmp_path):
+    port, slept = Rig(tmp_path).port, list[float]()
+    port.writePort([0xFF, 0xFF, 1, 2, PING, 0])
+    port.clock, port.sleep = count(port._ready - 1e-6, 2e-6).__next__, slept.append
+    assert port.readPort(6)[:3] == b"\xff\xff\x01" and slept == [pytest.approx(1e-6)]
