@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
+from robopolicy.cli import gate as gate_verb
 from robopolicy.cli.gate import gate, text, unseen_share
 from robopolicy.core.errors import ConfigError
 from robopolicy.evaluation.off_policy_evaluation import GateResult
+from tests.fakes import PointPolicy
 
 
 @pytest.fixture
@@ -67,3 +71,22 @@ def test_it_prints_the_decision_with_both_bounds() -> None:
     said = text(GateResult(True, 0.12, 0.05, 0.19, 0.9, 75))
     assert said.startswith("accepted: the value changes by +0.1200 (+0.0500 to +0.1900 at 90% each)")
     assert text(GateResult(False, 0.0, -0.1, 0.1, 0.9, 75)).startswith("refused")
+
+
+def test_a_policy_without_a_run_is_said_to_have_learned_from_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("candidate/policy", "alone"):
+        (tmp_path / name).mkdir(parents=True)
+        (tmp_path / name / "policy.json").write_text("{}")
+    (tmp_path / "candidate" / "config.yaml").write_text(yaml.safe_dump({"dataset": None}))
+    found = GateResult(True, 0.12, 0.05, 0.19, 0.9, 75)
+    monkeypatch.setattr(gate_verb, "load_policy", lambda _: PointPolicy())
+    monkeypatch.setattr(gate_verb, "load_episodes", lambda *_, **__: None)
+    monkeypatch.setattr(gate_verb, "held_out_of", lambda *_: None)
+    monkeypatch.setattr(gate_verb, "take", lambda *_: None)
+    monkeypatch.setattr(gate_verb, "decide", lambda *_, **__: found)
+    result = gate(candidate=tmp_path / "candidate", base=tmp_path / "alone", dataset=tmp_path, out=tmp_path / "out")
+    assert result.without_run == ("base",)
+    assert "base: no run lies beside this policy, so it counts as having learned from none" in capsys.readouterr().out
+    assert json.loads((tmp_path / "out" / "gate.json").read_text()) == {**asdict(found), "without_run": ["base"]}
