@@ -12,7 +12,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from robopolicy.cli.pipeline_plan import Stage, Step, begin, plan
+from robopolicy.cli.pipeline_plan import PlannedStage, Stage, begin, plan
 from robopolicy.cli.pipeline_stages import Flow, named
 from robopolicy.cli.quickstart import Stages
 from robopolicy.config.schema import Count, Device, Fraction, Node
@@ -108,7 +108,7 @@ def _check_folders(out: Path) -> None:
         check_links(stage, apart=WANDB, where=f"out={out}: {stage.name}", error=ConfigError)
 
 
-def _finish(flow: Flow, steps: list[Step], console: Console) -> list[StageResult]:
+def _finish(flow: Flow, steps: list[PlannedStage], console: Console) -> list[StageResult]:
     """Write the page, print the table, and return the results in order."""
     order = ["base", *(named(step.stage, step.round) for step in steps)]
     results = sorted(flow.results.values(), key=lambda stage: order.index(stage.name))

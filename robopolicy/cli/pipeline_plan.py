@@ -32,7 +32,7 @@ _AGAIN = {  # in order, of each further round
 _ALGOS = {"imitate": "bc", "offline": "offline", "online": "residual", "one_step": "distill"}
 
 
-class Step(NamedTuple):
+class PlannedStage(NamedTuple):
     """A stage of a round, from 1 on; the other stages are of round 1."""
 
     stage: str
@@ -40,15 +40,15 @@ class Step(NamedTuple):
     about: str
 
 
-def plan(stages: Sequence[str], rounds: int, *, demos: bool, base: bool) -> Iterator[Step]:
+def plan(stages: Sequence[str], rounds: int, *, demos: bool, base: bool) -> Iterator[PlannedStage]:
     """Yield the chosen stages in order; stages before `online` belong to rounds, and a base needs no imitation."""
     chosen = {*stages, *(("demos",) if demos else ())} - ({"imitate"} if base else set())
     names = list(STAGES)
     first, last = names[: names.index("online")], names[names.index("online") :]
-    yield from (Step(name, 1, STAGES[name]) for name in first if name in chosen)
-    yield from (Step(name, n, f"round {n}: {about}") for n in range(2, rounds + 1)
+    yield from (PlannedStage(name, 1, STAGES[name]) for name in first if name in chosen)
+    yield from (PlannedStage(name, n, f"round {n}: {about}") for n in range(2, rounds + 1)
                 for name, about in _AGAIN.items() if name in chosen)  # fmt: skip
-    yield from (Step(name, 1, STAGES[name]) for name in last if name in chosen)
+    yield from (PlannedStage(name, 1, STAGES[name]) for name in last if name in chosen)
 
 
 def begin(
