@@ -34,8 +34,8 @@ class Base:
 
     @property
     def label(self) -> str:
-        """The task, with its name inside a suite: "metaworld-door-open-v3"."""
-        names = [o.partition("=")[2] for o in self.options if o.startswith("task.name=")]
+        """The task, with its name inside a suite or its arm: "metaworld-door-open-v3", "pick-ur5e"."""
+        names = [o.partition("=")[2] for o in self.options if o.startswith(("task.name=", "task.arm="))]
         return "-".join([self.task, *names])
 
     @property
