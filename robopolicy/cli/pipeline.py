@@ -122,7 +122,7 @@ def _finish(flow: Flow, steps: list[PlannedStage], console: Console) -> list[Sta
         console.print(flow.settled, soft_wrap=True)
     for stage in results:
         if not stage.accepted:
-            console.print(f"{stage.name}: {stage.note}", soft_wrap=True)
+            console.print(f"{stage.name}: {stage.note}", soft_wrap=True, markup=False, highlight=False)
     console.print(f"open [bold]{page}[/] in a browser", soft_wrap=True)
     return results
 

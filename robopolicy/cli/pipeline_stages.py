@@ -94,7 +94,7 @@ class Flow:
         return todo or None
 
     def _settle(self, data: Path) -> None:
-        """Say why no gate can decide about a further round: all held-out episodes succeeded, or all failed."""
+        """Set `settled` where no gate can decide about a further round: all held-out episodes succeeded, or failed."""
         episodes = load_episodes(data, needed={})
         good = succeeded(take(episodes, held_out(episodes, self.held_out)))
         if len(set(good.tolist())) < 2:
