@@ -222,6 +222,19 @@ def test_the_expert_of_the_task_demonstrates_where_nothing_is_given(tmp_path: Pa
     assert "6 of " in (out / "report.html").read_text()
 
 
+def test_a_task_of_a_suite_takes_the_same_path(tmp_path: Path) -> None:
+    pytest.importorskip("metaworld")
+    out = tmp_path / "out"
+    words = ["task=metaworld", "task.name=reach-v3", "task.horizon=100", f"out={out}", "demos=2", "num_envs=3",
+             *MORE[:3],
+             "rollouts=3", "episodes=3", "imitate.loop.steps=4", "imitate.validation_episodes=0",
+             "stages=[imitate,collect,compare]"]  # fmt: skip
+    assert main(["pipeline", *words]) == 0
+    task = {"_target_": "metaworld", "name": "reach-v3", "horizon": 100}
+    assert [(read_config(out / name) or {})["task"] for name in ("demos", "imitate", "collect")] == [task] * 3
+    assert (out / "compare" / "episodes-imitate.csv").is_file()
+
+
 @pytest.mark.parametrize(
     ("after", "worse"), [([True] * 10, False), ([True] * 9 + [False], False), ([False] * 10, True)]
 )
