@@ -10,7 +10,7 @@ from robopolicy.cli.pipeline_stages import Flow, split_keys
 from robopolicy.cli.refine import own_dataset
 from robopolicy.cli.verbs import find_verb
 from robopolicy.config.compose import check_paths, compose
-from robopolicy.core.errors import ConfigError
+from robopolicy.core.errors import ConfigError, UsageError
 from robopolicy.evaluation.off_policy_evaluation import FEWEST
 from robopolicy.evaluation.policy_ref import PolicyRef, task_of
 
@@ -83,7 +83,10 @@ def _check_keys(out: Path, more: dict[str, dict[str, Any]]) -> float:
     for name, keys in more.items():
         words, settings = split_keys(keys)
         given = {**settings, "run_dir": out / name}
-        configs[name] = compose(find_verb("train"), [f"algo={_ALGOS[name]}", *words], settings=given)
+        try:
+            configs[name] = compose(find_verb("train"), [f"algo={_ALGOS[name]}", *words], settings=given)
+        except UsageError as error:
+            raise UsageError(f"stage {name}: {error}") from None
     return float(configs["offline"]["loop"].get("held_out") or 0.0)
 
 

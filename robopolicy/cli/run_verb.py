@@ -10,7 +10,7 @@ from robopolicy.config.verb import Verb
 from robopolicy.core.errors import UsageError
 
 _RUNS = {"train": "run_dir", "quickstart": "out"}  # verbs that own a directory with one config for life
-_CHECKS_PATHS = frozenset({"pipeline"})  # verbs that check their paths themselves, after the keys of their stages
+CHECKS_PATHS = frozenset({"pipeline"})  # verbs that check their paths themselves, after the keys of their stages
 
 
 def call(verb: Verb, config: dict[str, Any]) -> Any:
@@ -21,7 +21,7 @@ def call(verb: Verb, config: dict[str, Any]) -> Any:
     from robopolicy.config.compose import check_paths
     from robopolicy.config.instantiate import arguments_for
 
-    if verb.name not in _CHECKS_PATHS:
+    if verb.name not in CHECKS_PATHS:
         check_paths(config)
     function = verb.load()
     arguments = arguments_for(function, config, f"`{verb.name}`", UsageError)
