@@ -131,13 +131,15 @@ class Flow:
         return trained
 
     def _gate(self, name: str, trained: Metrics | None) -> None:
-        """Decide on the newest recorded episodes whether a stage's policy is better than the accepted one."""
+        """Decide on the held-out episodes of all rounds whether a stage's policy is better than the accepted one."""
         record = self.records[name]
         if not trained and record.note and record.level in (None, self.level):
             return
+        *before, newest = self.collected
         settings = {
-            "candidate": self.out / name, "base": self.policy, "dataset": [*self.collected.values()][-1],
-            "level": self.level, "seed": self.common["seed"], "threads": self.common["threads"], "out": self.out / name,
+            "candidate": self.out / name, "base": self.policy, "dataset": self.collected[newest],
+            "rollouts": {earlier: self.collected[earlier] for earlier in before}, "level": self.level,
+            "seed": self.common["seed"], "threads": self.common["threads"], "out": self.out / name,
         }  # fmt: skip
         began = time.monotonic()
         result: GateResult = call(find_verb("gate"), compose(find_verb("gate"), settings=settings))

@@ -185,6 +185,7 @@ def test_a_further_round_learns_from_all_episodes_and_builds_on_the_accepted_pol
     assert runs["offline_2"]["base"] == str(out / "offline"), "the refused imitation is not built on"
     assert [c["base"] for c in asked] == [str(out / name) for name in ("imitate", "offline", "offline")]
     assert [c["dataset"] for c in asked] == [both["collect"], both["collect_2"], both["collect_2"]]
+    assert [c["rollouts"] for c in asked] == [{}, *[{"collect": both["collect"]}] * 2]
     page = (out / "report.html").read_text()
     assert "imitate_2 (not accepted)" in page and "no run lies beside this policy" in page
 
