@@ -143,7 +143,7 @@ def _film(
                 f"{dict(record.loc[seed])}. The same checkpoint, task, `deterministic` and code must be used, and env "
                 "and policy must be functions of the seed."
             )
-            if strict:
+            if strict and env.spec.deterministic:
                 raise DataError(message)
             _log.warning("%s It is left out.", message)
             writers[seed].discard()
