@@ -62,7 +62,7 @@ class WarpOptions:
 
 def make_physics(
     engine: Engine, model: mujoco.MjModel, bank: ModelBank | None, *, num_envs: int, substeps: int,
-    threads: int | None = None, warp: WarpOptions | None = None, capacity: tuple[int, int] = (32, 128),
+    threads: int | None = None, warp: WarpOptions | None = None, capacity: tuple[int, int] = (32, 160),
 ) -> Physics:  # fmt: skip
     """Build the physics of N envs.
 

@@ -7,6 +7,7 @@ threads finish, so results on a GPU differ in their last bits from run to run.
 import contextlib
 import copy
 import logging
+import os
 from collections.abc import Iterator
 from typing import Any
 
@@ -170,14 +171,15 @@ def _device(name: str) -> Any:
         wp.config.optimization_level, wp.config.cpu_compiler_flags = 0, ""
     wp.config.log_level = max(wp.config.log_level, wp.LOG_WARNING)
     wp.init()
-    found = [str(d) for d in wp.get_devices()]
-    try:
-        return wp.get_device(name)
-    except (RuntimeError, ValueError) as error:
+    known = {device.alias: device for device in wp.get_devices()}
+    if name == "cuda" and (count := len(wp.get_cuda_devices())):  # each process of torchrun its own
+        name = f"cuda:{int(os.environ.get('LOCAL_RANK', '0')) % count}"
+    if name not in known:
         raise ConfigError(
-            f"task.warp.device={name}: no such device; Warp found {', '.join(found)}. `robopolicy doctor` checks the "
+            f"task.warp.device={name}: no such device; Warp found {', '.join(known)}. `robopolicy doctor` checks the "
             "GPU. On the CPU: task.physics=rollout (the default)."
-        ) from error
+        )
+    return known[name]
 
 
 @contextlib.contextmanager

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import mujoco
 import numpy as np
 import pytest
@@ -136,17 +138,13 @@ def test_memory_that_does_not_suffice_names_the_setting():
 
 
 def test_training_resumes_with_new_episodes():
-    class Explorer:
-        noise_shape = (1,)
-
     env, again = make(), make()
-    policy = type("Policy", (), {"spec": type("Spec", (), {"action": env.spec.action, "n_action_steps": 1,
-                                                           "observation": {STATE: None}})()})()  # fmt: skip
-    Explorer.policy = policy
-    saved = RolloutCollector(Explorer(), env)
+    spec = SimpleNamespace(action=env.spec.action, n_action_steps=1, observation={STATE: None})
+    explorer = SimpleNamespace(policy=SimpleNamespace(spec=spec), noise_shape=(1,))
+    saved = RolloutCollector(explorer, env)
     saved.reset()
     env.step(torch.zeros(N, 5))
-    resumed = RolloutCollector(Explorer(), again)
+    resumed = RolloutCollector(explorer, again)
     resumed.load_state_dict(saved.state_dict())
-    assert torch.equal(again.episode_seed, episode_seeds("train", 0, 3 * N)[N : 2 * N]), "those after the saved ones"
+    assert torch.equal(again.episode_seed, episode_seeds("train", 0, 3 * N)[2 * N :]), "those after the saved ones"
     assert not again._t.any() and not resumed.age.any()
