@@ -60,7 +60,7 @@ def ours(device: str, num_envs: int, rounds: int) -> tuple[Rates, float, float]:
         spent[0] += perf_counter() - begin
         return bad
 
-    env.physics.step = timed  # type: ignore[method-assign]
+    env.physics.step = timed  # type: ignore[assignment, method-assign]
     env.reset()
     for i in range(WARM_UP):
         env.step(actions[i % 16])

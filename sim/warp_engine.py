@@ -9,7 +9,7 @@ import copy
 import logging
 import os
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, no_type_check
 
 import mujoco
 import mujoco_warp as mjw
@@ -145,18 +145,16 @@ class WarpPhysics:
 
 
 @wp.kernel(enable_backward=False)
-def _ramp(
-    begin: wp.array2d(dtype=float), end: wp.array2d(dtype=float), left: float, out: wp.array2d(dtype=float)
-) -> None:
+@no_type_check  # compiled by Warp
+def _ramp(begin: wp.array2d[float], end: wp.array2d[float], left: float, out: wp.array2d[float]) -> None:
     """Write `end` [N nu] plus the fraction `left` of the way back to `begin` [N nu] into `out`."""
     n, i = wp.tid()
     out[n, i] = end[n, i] + left * (begin[n, i] - end[n, i])
 
 
 @wp.kernel(enable_backward=False)
-def _peak(
-    contacts: wp.array(dtype=int), pairs: wp.array(dtype=int), rows: wp.array(dtype=int), peaks: wp.array(dtype=int)
-) -> None:
+@no_type_check  # compiled by Warp
+def _peak(contacts: wp.array[int], pairs: wp.array[int], rows: wp.array[int], peaks: wp.array[int]) -> None:
     """Raise `peaks` to the contacts and colliding pairs of all envs together, and to the most rows of an env."""
     n = wp.tid()
     wp.atomic_max(peaks, 2, rows[n])
