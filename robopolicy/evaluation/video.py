@@ -61,7 +61,7 @@ def film(
 
     Raises:
         SpecError: the env cannot be filmed, or is not the task of the rows.
-        DataError: `strict`, and an episode ended otherwise than on record.
+        DataError: `strict`, and an episode ended otherwise than on record, though the env is deterministic.
     """
     chosen = choose(rows, count) if seeds is None else list(seeds)
     out = Path(out)
