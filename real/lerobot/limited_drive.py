@@ -29,20 +29,36 @@ from robopolicy.real.teleoperation.teleoperator import TeleopCommand
 from robopolicy.sim.arm import FINGER_STROKE
 
 SILENCE = 0.25  # s without a target until the arm brakes and holds; LeRobot's loops pause between two episodes
+BRAKING = 0.6  # of the permitted acceleration, by which a far target is approached: the command trails its reference
+TINY = 1e-9  # rad
 BUDGET = 0.6  # of a tick, for the choice of a command: the caller's threads compute in this process too
 
 
 class Targets:
-    """Give a control loop the newest target [Da] of the caller. Where there is none, the arm stands."""
+    """Lead a control loop to the newest target [Da] of the caller. Where there is none, the arm stands.
 
-    def __init__(self) -> None:
+    A far target is approached so that constant deceleration ends there: the arm does not overshoot.
+
+    Args:
+        braking: [n] rad/s². period: s a control step.
+    """
+
+    def __init__(self, braking: Array, period: float) -> None:
         self.newest: Array | None = None
+        self.braking, self.period = braking, period
 
     def start(self) -> None:
         self.newest = None
 
     def command(self, now: float, commanded: Commanded) -> TeleopCommand:
-        return TeleopCommand("human", action=self.newest)
+        if self.newest is None:
+            return TeleopCommand("human")
+        action, n, lost = self.newest.copy(), len(self.braking), 0.5 * self.braking * self.period  # rad/s
+        gap = action[:n] - commanded.q
+        far = np.maximum(np.abs(gap), TINY)
+        speed = np.sqrt(lost**2 + 2 * self.braking * far) - lost  # v²/2a + v·period/2 = gap
+        action[:n] = commanded.q + min(1.0, float((speed * self.period / far).min())) * gap
+        return TeleopCommand("human", action=action)
 
 
 class NoPlans:
@@ -76,7 +92,7 @@ class LimitedDrive:
     ) -> None:
         self.robot, self.wiring, self.period = robot, wiring, period
         self.given: Profile = checked(wiring.arm.profile(**(settings or wiring.arm.safety)), wiring.arm.tick_s)
-        self.targets, self.refused = Targets(), 0
+        self.targets, self.refused = Targets(BRAKING * self.given.acceleration, period), 0
         self._came, self._values, self._taken = threading.Condition(), dict[str, Any](), True
         self._ending, self._contexts, self._error = threading.Event(), ExitStack(), ""
         self._thread: threading.Thread | None = None

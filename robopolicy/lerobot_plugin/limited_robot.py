@@ -64,7 +64,7 @@ class LimitedRobot(Robot):
 
     @property
     def is_calibrated(self) -> bool:
-        return bool(self.arm.is_calibrated)
+        return self.is_connected or bool(self.arm.is_calibrated)  # `connect` has checked, and the bus is in use
 
     @check_if_already_connected
     def connect(self, calibrate: bool = True) -> None:

@@ -17,6 +17,8 @@ from lerobot.datasets import LeRobotDataset
 from lerobot.scripts import lerobot_record, lerobot_replay, lerobot_teleoperate
 
 from robopolicy.core.errors import ConfigError
+from robopolicy.datasets.importing import data_import
+from robopolicy.datasets.inspect import data_check
 from robopolicy.lerobot_plugin.config_limited_robot import LimitedRobotConfig
 from robopolicy.lerobot_plugin.limited_robot import LimitedRobot
 from robopolicy.real.control.control_loop import ControlLoop
@@ -31,6 +33,11 @@ pytestmark = pytest.mark.xdist_group("lerobot")
 HOME = np.array([0.0, -0.06908, 0.21216, 1.42772, 0.0])
 NAMES = [*(f"{j}.pos" for j in PROFILE.joints), "gripper.pos"]
 TICK = 0.01
+FACTS = """\
+action: {units: [deg, deg, deg, deg, deg, "%"], low: [-104, -94, -91, -89, -154, 0],
+         high: [104, 94, 91, 89, 154, 100], tcp: tcp, reference: absolute}
+outcomes: success
+"""
 
 
 class Bench:
@@ -90,7 +97,7 @@ def hostile(call: int) -> dict[str, float]:
     return dict(zip(NAMES, map(float, values), strict=True))
 
 
-def test_lerobot_record_records_what_the_limits_let_through(bench, tmp_path):
+def test_lerobot_record_records_what_the_limits_let_through(bench, tmp_path, capsys):
     ScriptedLeader.script = staticmethod(hostile)
     bench.call(
         lerobot_record, "--teleop.type=scripted_leader", "--dataset.repo_id=local/mine", "--dataset.no_stamp=true",
@@ -106,6 +113,10 @@ def test_lerobot_record_records_what_the_limits_let_through(bench, tmp_path):
     sent = {tuple(np.float32(list(a.values()))) for a in bench.sent}
     assert all(tuple(a) in sent for a in actions), "nothing else is recorded"
     assert len({tuple(a) for a in actions}) > 50
+    (tmp_path / "facts.yaml").write_text(FACTS)
+    data_import(dataset=tmp_path / "data", facts=tmp_path / "facts.yaml")
+    data_check(dataset=tmp_path / "data")
+    assert "no defects" in capsys.readouterr().out
 
 
 def pose(first: float, opening: float = 60.0) -> dict[str, float]:
@@ -132,7 +143,7 @@ def test_lerobot_replay_repeats_a_recording(bench, tmp_path):
         lerobot_replay, "--dataset.repo_id=local/wild", f"--dataset.root={tmp_path / 'wild'}", "--dataset.episode=0",
         "--play_sounds=false",
     )  # fmt: skip
-    assert bench.violations() == 0 and 20.0 < bench.sent[-1]["shoulder_pan.pos"] < 90.0
+    assert bench.violations() == 0 and 20.0 < bench.sent[-1]["shoulder_pan.pos"] < 92.0
 
 
 @pytest.fixture
@@ -180,6 +191,12 @@ def test_a_dictionary_that_is_sent_again_keeps_its_target(robot):
         sent = robot.send_action(action)
         time.sleep(0.02)
     assert sent["shoulder_pan.pos"] == action["shoulder_pan.pos"] == pytest.approx(10.0, abs=0.1)
+
+
+def test_a_far_target_is_approached_by_braking_in_time(bench, robot):
+    drive(robot, 2.5, pose(40.0))
+    first = np.rad2deg(np.array(bench.commands)[:, 0])
+    assert first[-1] == pytest.approx(40.0, abs=0.2) and first.max() < 42.0, "without braking in time: 45"
 
 
 def test_targets_of_other_motors_are_refused_by_name(robot):
