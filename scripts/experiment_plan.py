@@ -34,8 +34,8 @@ class Base:
 
     @property
     def label(self) -> str:
-        """The task, with its name inside a suite: "metaworld-door-open-v3"."""
-        names = [o.partition("=")[2] for o in self.options if o.startswith("task.name=")]
+        """The task, with its name inside a suite or its arm: "metaworld-door-open-v3", "pick-ur5e"."""
+        names = [o.partition("=")[2] for o in self.options if o.startswith(("task.name=", "task.arm="))]
         return "-".join([self.task, *names])
 
     @property
@@ -50,7 +50,7 @@ class Setting:
     __pydantic_config__ = ConfigDict(extra="forbid")
 
     base: Base
-    refine: dict[str, Words]  # setting -> words of `robopolicy train`, or of `eval`: see `trains`
+    refine: dict[str, Words]  # setting -> words of `robopolicy train`, `refine` or `eval`: see `trains`
     prefix: str = ""
     seeds: tuple[int, ...] = ()  # training seeds; (): the experiment's
     task: Words = ()  # changes of the base's task: what it is evaluated and refined on
@@ -73,8 +73,11 @@ class Experiment:
 
 
 def trains(words: Words) -> bool:
-    """Whether a setting is a training; else the base or its student is evaluated: by another sampler, or elsewhere."""
-    return any(word.startswith(("algo=", "experiment=")) for word in words)
+    """Whether a setting is a training; else the base or its student is evaluated: by another sampler, or elsewhere.
+
+    With the word `refine` it is one of `robopolicy refine`, whose rules choose the settings.
+    """
+    return any(word == "refine" or word.startswith(("algo=", "experiment=")) for word in words)
 
 
 def read_plan(path: Path = FILE) -> tuple[dict[str, Base], dict[str, Experiment]]:

@@ -158,8 +158,12 @@ def refine(out: Path, id: str, setting: Setting, name: str, seed: int, jobs: int
         sources = {"teacher": policy if taught else None, "base": begin or (None if taught else policy)}
         over += [f"{name}={path}" for name, path in sources.items() if path]
     over += [] if any(o.startswith("threads=") for o in over) else [f"threads={threads}"]
-    robopolicy("train", *task_of(setting.base), *setting.task, f"dataset={base / 'data'}", f"run_dir={run}",
-               f"seed={seed}", "tracker=local", *over, threads=threads, log=log)  # fmt: skip
+    given = [*task_of(setting.base), *setting.task, f"dataset={base / 'data'}", f"seed={seed}", "tracker=local"]
+    if over[0] == "refine":
+        robopolicy(*over, *given, f"out={run}", f"episodes={setting.base.episodes}", "videos=0", threads=threads, log=log)
+        run /= "refined"
+    else:
+        robopolicy("train", *given, f"run_dir={run}", *over, threads=threads, log=log)
     if not finished(run / "episodes.csv", run):
         evaluate(setting.base, run, threads, log)
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]

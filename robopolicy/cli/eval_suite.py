@@ -79,11 +79,9 @@ def evaluate_suite(
     seeds = suite.episode_seeds(split, episodes or suite.episodes)
     count = jobs or min(len(os.sched_getaffinity(0)), len(nodes))
     folder.mkdir(parents=True, exist_ok=True)
-    todo = [
-        Job(task, node, places[task].policy, places[task].ident, which, seeds.tolist(), deterministic,
-            min(num_envs, suite.num_envs, len(seeds)), device, threads or 1, folder / _file(task, node))
-        for task, node in nodes.items()
-    ]  # fmt: skip
+    size = min(num_envs, suite.num_envs, len(seeds))
+    todo = [Job(task, node, places[task].policy, places[task].ident, which, seeds.tolist(), deterministic, size, device,
+                threads or 1, folder / _file(task, node)) for task, node in nodes.items()]  # fmt: skip
     began = time.perf_counter()
     with claimed(folder, "out"):  # another evaluation would mix its pieces with ours
         waiting = [job for job in todo if not is_finished(job)]
@@ -98,10 +96,8 @@ def evaluate_suite(
     print(f"{len(waiting) - len(failed)} tasks evaluated in {time.perf_counter() - began:.1f} s with up to {count} "
           f"process{'es' if count > 1 else ''}{kept}; report: {page}")  # fmt: skip
     if failed:
-        raise RobopolicyError(
-            f"{suite.name}: {len(failed)} of {len(todo)} tasks failed; the same command does them alone again. "
-            f"{_list(failed)}"
-        )
+        said = f"{len(failed)} of {len(todo)} tasks failed; the same command does them alone again. {_list(failed)}"
+        raise RobopolicyError(f"{suite.name}: {said}")
     return result
 
 

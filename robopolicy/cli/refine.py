@@ -75,8 +75,7 @@ def refine(
     )  # fmt: skip
     refined = out / "refined"
     choices = stages.run("choice", "settings by the rules of docs/refine.md", lambda: choose(facts, env_steps))
-    overrides = [override for choice in choices for override in choice.overrides]
-    _show(console, choices, base, dataset, node, refined, overrides)
+    overrides = _show(console, choices, base, dataset, node, refined)
     if plan_only:
         return None
     common: dict[str, Any] = {"task": node, "threads": threads, "device": device}
@@ -131,19 +130,20 @@ def facts_of(
 
 
 def _show(
-    console: Console, choices: list[Choice], base: Path, dataset: Path | None, task: dict[str, Any], run: Path,
-    overrides: list[str],
-) -> None:  # fmt: skip
-    """Print every rule's settings with its reason, and the command that they make."""
+    console: Console, choices: list[Choice], base: Path, dataset: Path | None, task: dict[str, Any], run: Path
+) -> list[str]:
+    """Print every rule's settings with its reason, and the command that they make; return its overrides."""
     table = Table(show_edge=False, pad_edge=False)
     table.add_column("settings", overflow="fold")
     table.add_column("because", overflow="fold")
     for choice in choices:
         table.add_row("\n".join(choice.overrides) or "–", choice.reason)
     console.print(table)
+    overrides = [override for choice in choices for override in choice.overrides]
     given = {"base": base, **({"dataset": dataset} if dataset else {}), "run_dir": run}
     words = ["robopolicy", "train", *task_overrides(task), *overrides, *(f"{k}={v}" for k, v in given.items())]
     console.print(f"\nthe same by hand:\n{shlex.join(words)}", soft_wrap=True, markup=False, highlight=False)
+    return overrides
 
 
 def task_overrides(node: dict[str, Any]) -> list[str]:

@@ -61,9 +61,7 @@ def robustness(
     node = task_of(task, place)
     folder = place.out / "robustness"
     places = [p for p in (None if base is None else PolicyRef.of(base, "latest", folder), place) if p is not None]
-    called = names or (("base", place.name) if base is not None else (place.name,))
-    if len(called) != len(places) or len({*called}) != len(called):
-        raise ConfigError(f"names: expected {len(places)} different names, found {list(called)}")
+    called = _called(names, (("base",) if base is not None else ()) + (place.name,))
     for p in places:
         p.out = folder
     count, rows = min(num_envs, episodes), dict[tuple[str, float], tuple[EpisodeTable, ...]]()
@@ -85,12 +83,17 @@ def robustness(
                 for policy, p, file in zip(policies, places, files, strict=True)
             )
             close(env)
-            found = ", ".join(
-                f"{n} {100 * r.success_rate().value:.1f}%" for n, r in zip(called, rows[key], strict=True)
-            )
-            print(f"{said}: {found}")
+            rates = zip(called, (r.success_rate().value for r in rows[key]), strict=True)
+            print(f"{said}: {', '.join(f'{n} {100 * rate:.1f}%' for n, rate in rates)}")
         points.append(Point(what, float(value), rows[key]))
     result = Robustness(tuple(called), points, UNITS)
     report = result.save(folder)
     print(result.text() + f"report: {report}")
     return result
+
+
+def _called(names: tuple[str, ...] | None, usual: tuple[str, ...]) -> tuple[str, ...]:
+    called = names or usual
+    if len(called) != len(usual) or len({*called}) != len(called):
+        raise ConfigError(f"names: expected {len(usual)} different names, found {list(called)}")
+    return called

@@ -120,6 +120,7 @@ VERBS = {
         ),
         Verb("data view", "an episode in LeRobot's viewer", "robopolicy.datasets.view:data_view", _RESTARTS),
         Verb("export", "a checkpoint for LeRobot's commands", "robopolicy.policies.lerobot.export:export", _RESTARTS),
+        Verb("push", "a policy or a dataset to the Hugging Face hub", "robopolicy.cli.push:push", _RESTARTS),
         Verb(
             "quickstart",
             "all of the above on the pick task, in minutes",

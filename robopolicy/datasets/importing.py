@@ -46,7 +46,8 @@ def data_import(
 
     Args:
         dataset: a LeRobotDataset (v3, or v2.1, which is converted), or hub:<owner>/<name>[@<revision>].
-        out: folder of a copy; needed for a dataset of the hub, or of v2.1. None: the dataset itself is annotated.
+        out: folder of a copy; needed for a dataset of the hub, or of v2.1. None: the dataset itself is annotated. A
+            dataset that robopolicy recorded is only copied there.
         action: what an action means, as in ActionSpec; what is left out is inferred.
         outcomes: success: every episode reaches the goal; recorded: as the dataset says, if it does. None: recorded.
         rename: {the dataset's key: ours} of observations; None: cameras get the names that policies expect.
@@ -68,6 +69,9 @@ def data_import(
     merged = ActionFacts(**{**given.action.given, **(action.given if action else {})})
     with copied(source, out) if out is not None else nullcontext(source) as folder:
         opened = DatasetInfo.open(folder, {})
+        if _is_ours(opened) and out is not None and not (merged.given or outcomes or rename or facts):
+            print(f"{out}: recorded by robopolicy, {opened.info.total_episodes} episodes, fetched as it is")
+            return out
         spec, inferred = _action(opened, merged, dataset, out)
         renamed = next(r for r in (rename, given.rename, infer_names(opened)) if r is not None)
         chosen = outcomes or given.outcomes or "recorded"
@@ -108,7 +112,7 @@ def _action(
     source: DatasetInfo, given: ActionFacts, dataset: Path, out: Path | None
 ) -> tuple[ActionSpec, dict[str, str]]:
     """Return the meaning of the actions, and the reasons of its inferred fields."""
-    if source.meta is not None and source.meta.provenance.get("annotated") is not True:
+    if _is_ours(source):
         raise DataError(f"{dataset}: was recorded by robopolicy and says already what its actions mean. Train on it.")
     found: dict[str, Fact] = infer_facts(source)
     dim = source.columns["action"].shape[0]
@@ -120,6 +124,11 @@ def _action(
             f"Repeat {command(dataset, out, unknown)} with:{asked}"
         )
     return ActionSpec(**fields), {k: fact.reason for k, fact in found.items() if k not in given.given}
+
+
+def _is_ours(source: DatasetInfo) -> bool:
+    """Return whether robopolicy recorded a dataset, which then says what its actions mean."""
+    return source.meta is not None and source.meta.provenance.get("annotated") is not True
 
 
 def _report(

@@ -38,6 +38,8 @@ class PolicyRef:
         policy = find_policy(path, which=which)
         if not is_ours(policy):
             return cls._of_lerobot(path, policy, out)
+        if (fetched := _repository(path)) is not None:
+            return cls(policy, None, _given(out, path), fetched)
         run = next((p for p in policy.resolve().parents if (p / CONFIG).is_file()), None)
         if out is None and run is None:
             out = _beside(policy)
@@ -50,12 +52,10 @@ class PolicyRef:
     @classmethod
     def _of_lerobot(cls, path: Path, policy: Path, out: Path | None) -> PolicyRef:
         """Return a policy of LeRobot's: results go to <run>/robopolicy where `lerobot-train` wrote it."""
-        found, fetched = training_run(policy), str(path).startswith(HUB)
-        if out is None and found is None and fetched:
-            raise ConfigError(f"{path}: is not inside a run of lerobot-train; say with out=<folder> where results go")
-        if found is None:
-            called = str(path).partition("@")[0].rsplit("/", 1)[-1] if fetched else policy.name
-            return cls(policy, None, out or _beside(policy), called)
+        if (fetched := _repository(path)) is not None:
+            return cls(policy, None, _given(out, path), fetched)
+        if (found := training_run(policy)) is None:
+            return cls(policy, None, out or _beside(policy), policy.name)
         run, step = found
         if not leads_inside(run / "robopolicy", run):
             raise ConfigError(f"{run}: its robopolicy/ is a link that leads out of it; say with out=<folder>")
@@ -71,6 +71,17 @@ class PolicyRef:
         inner = ("policy", "pretrained_model")
         step = self.policy.resolve().parent.name if self.policy.name in inner else self.policy.name
         return f"{self.name}/{step}@{digest}{self.provenance_suffix}"
+
+
+def _repository(path: Path) -> str | None:
+    """Return <name> of hub:<owner>/<name>[@<revision>]; None for a path of this machine."""
+    return str(path).partition("@")[0].rsplit("/", 1)[-1] if str(path).startswith(HUB) else None
+
+
+def _given(out: Path | None, path: Path) -> Path:
+    if out is None:
+        raise ConfigError(f"{path}: is of the hub; say with out=<folder> where results go")
+    return out
 
 
 def _beside(policy: Path) -> Path:

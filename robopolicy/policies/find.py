@@ -9,13 +9,18 @@ from typing import Literal
 from robopolicy.core.errors import CheckpointError
 from robopolicy.core.specs import PolicySpec
 from robopolicy.core.untrusted import pointed, read_bytes, read_json
-from robopolicy.policies.lerobot.find import find_lerobot, fingerprint
+from robopolicy.policies.lerobot.find import HUB, download, find_lerobot, fingerprint
 from robopolicy.utils.storage import MANIFEST, PICKLES, refuse_pickle
 
 
 def find_policy(path: Path | str, *, which: Literal["latest", "best"] = "latest") -> Path:
-    """Find the policy directory of a run directory, checkpoint, pointer or policy directory; LeRobot's too."""
+    """Find the policy directory of a run directory, checkpoint, pointer or policy directory; LeRobot's too.
+
+    hub:<owner>/<name>[@<revision>] is downloaded first.
+    """
     path = Path(path)
+    if str(path).startswith(HUB):
+        path = download(str(path).removeprefix(HUB))
     if (lerobot := find_lerobot(path)) is not None:
         if which == "best":
             raise CheckpointError(f"{path}: LeRobot marks no best checkpoint; name one: <run>/checkpoints/<step>")

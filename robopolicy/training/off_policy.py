@@ -76,12 +76,7 @@ def off_policy(
         ConfigError: the warm-up takes all of `total_steps`, or the fractions are more than a whole batch.
         CheckpointError: the recorded data of a resumed run has changed. DataError, SpecError: see load_rollouts.
     """
-    check_algorithm(algo, OffPolicy, "off_policy")
-    if warmup_steps >= total_steps:
-        raise ConfigError(
-            f"loop.warmup_steps={warmup_steps} leaves nothing of loop.total_steps={total_steps} to learn in. "
-            "Lower the first or raise the second."
-        )
+    _check(algo, warmup_steps, total_steps)
     log_every = log_every or interval(total_steps, most=1_000)
     online = replay(num_envs=env.num_envs, spec=algo.policy.spec, horizon=env.spec.horizon)
     state = OffPolicyState(algo=algo, collector=OffPolicyCollector(algo, env), replay=online)
@@ -97,9 +92,7 @@ def off_policy(
 
     with tracker.progress(total_steps, "off-policy") as progress:
         while True:
-            last = state.steps + most > total_steps
-            if stop_success is not None:
-                last |= solved(state.recent, stop_success, state.steps, env)
+            last = state.steps + most > total_steps or solved(state.recent, stop_success, state.steps, env)
             if last or checkpointer.requested or state.steps >= pause:
                 if state.logged < state.steps and (last or due(log_every, state.logged, state.steps)):
                     log(state, tracker)
@@ -122,6 +115,15 @@ def off_policy(
                         progress.update(state.steps, critic_only=i + 1)
                 learn(state, sampler, updates=updates_per_step * taken, learned_steps=state.steps - warmup_steps)
             state.train_s += time.perf_counter() - began
+
+
+def _check(algo: OffPolicy, warmup_steps: int, total_steps: int) -> None:
+    check_algorithm(algo, OffPolicy, "off_policy")
+    if warmup_steps >= total_steps:
+        raise ConfigError(
+            f"loop.warmup_steps={warmup_steps} leaves nothing of loop.total_steps={total_steps} to learn in. "
+            "Lower the first or raise the second."
+        )
 
 
 class OffPolicyCollector:

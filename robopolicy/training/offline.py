@@ -54,9 +54,8 @@ def offline(
         episodes, policy.spec, batch_size=batch_size, seed=seed, device=device,
         precompute_features=policy.precompute_features, shared=True,
     )  # fmt: skip
-    state = checkpointer.latest()
     step, best, window = 0, -1.0, LogWindow(log_every or interval(steps, most=100))  # best: success rate
-    if state is not None:
+    if (state := checkpointer.latest()) is not None:
         with refusing("checkpoint: state.json"):
             step, best = int(state["step"]), float(state["best"])
             window.load_state_dict(state)

@@ -58,7 +58,10 @@ class Task:
         """
         found = arm_model(self.arm)
         if self.arm not in self.arms:
-            raise ConfigError(f"task.arm={self.arm!r}: {self.name!r} is done by {', '.join(self.arms)} alone")
+            can = ", ".join(sorted(task.name for task in Task.__subclasses__() if self.arm in task.arms))
+            raise ConfigError(
+                f"task.arm={self.arm!r}: {self.name!r} is done by {', '.join(self.arms)} alone. {self.arm} does: {can}"
+            )
         return found
 
     @property

@@ -223,5 +223,7 @@ def test_a_dataset_of_ours_is_refused(tmp_path: Path) -> None:
     data_import(dataset=path)
     meta = path / "meta" / "robopolicy.json"
     meta.write_text(meta.read_text().replace('"annotated": true', '"env": "reach"'))
-    with pytest.raises(DataError, match="says already"):
-        data_import(dataset=path)
+    for options in ({}, {"out": tmp_path / "copy", "outcomes": "success"}):
+        with pytest.raises(DataError, match="says already"):
+            data_import(dataset=path, **options)
+    assert not (tmp_path / "copy").exists()

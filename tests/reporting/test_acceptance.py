@@ -38,6 +38,8 @@ def test_criteria_on_other_fields_and_settings():
     steps = Criterion(text="", setting="*/refined", metric="success_rate", field="env_steps", max=30, settings=2)
     assert check_criterion(steps, rows) == ("met", "10 to 30", "")
     assert check_criterion(replace(steps, min=None, max=None), rows).status == "shown"
+    few = [check_criterion(replace(steps, max=15, misses=n), rows).status for n in (0, 1, 2)]
+    assert few == ["not met", "not met", "met"]  # both settings miss it
     every = {"text": "", "setting": "*/refined", "metric": "success_rate"}
     assert check_criterion(Criterion(**every, settings=3), rows).reason == "2 of 3 settings"
     assert check_criterion(Criterion(**every, count=2), rows).reason == "1 of 2 training seeds"

@@ -41,14 +41,7 @@ def assess(
     Args:
         believed: share of held-out episodes that stay below the bound.
     """
-    world.eval()
-    _rank(world, calibration)
-    world.success.calibrate(success_windows(world, calibration))
-    called = episode_scores(scores(world, calibration), calibration)
-    world.success.threshold.fill_(choose_threshold(called, world.success.precision))
-    most = per_episode(uncertainties(world, calibration)[0], calibration)
-    world.bound.copy_(torch.quantile(most, believed))
-
+    _calibrate(world.eval(), calibration, believed)
     uncertainty, error = uncertainties(world, validation)
     known = ~error.isnan()
     flagged = uncertainty > world.bound
@@ -96,6 +89,16 @@ def assess(
             for name, e in (("train", train), ("calibration", calibration), ("validation", validation))
         },
     }
+
+
+def _calibrate(world: World, episodes: Episodes, believed: float) -> None:
+    """Set the members' order, the success classifier's threshold and the bound of uncertainty."""
+    _rank(world, episodes)
+    world.success.calibrate(success_windows(world, episodes))
+    called = episode_scores(scores(world, episodes), episodes)
+    world.success.threshold.fill_(choose_threshold(called, world.success.precision))
+    most = per_episode(uncertainties(world, episodes)[0], episodes)
+    world.bound.copy_(torch.quantile(most, believed))
 
 
 def _pictures(rollouts: dict[str, Rollout], episodes: Episodes, key: str, memory: int) -> dict[str, dict[str, Any]]:

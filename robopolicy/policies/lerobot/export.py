@@ -12,7 +12,7 @@ import torch
 from robopolicy.config.schema import Count
 from robopolicy.core.errors import CheckpointError
 from robopolicy.core.types import BASE_ACTION, ENV_STATE, IMAGES, TASK, Feature
-from robopolicy.policies.base import with_bases
+from robopolicy.policies.base import Policy, with_bases
 from robopolicy.policies.find import find_policy, is_ours
 from robopolicy.policies.io import load_policy
 from robopolicy.policies.lerobot.find import CONFIG, WEIGHTS
@@ -61,6 +61,16 @@ def export(
             f"{checkpoint}: format=native: LeRobot has no type for a {type(policy).__name__}; expected a policy of its "
             "own that was fine-tuned through its chain. Leave format out, or give format=robopolicy."
         )
+    with new_directory(out) as made:
+        shutil.copytree(folder, made / "policy")
+        _write_plugin(policy, made)
+    print(f"exported: {out}\n  lerobot-eval --policy.path={out} --env.type=robopolicy --env.task=<task> "
+          "--env.discover_packages_path=robopolicy.lerobot_plugin")  # fmt: skip
+    return out
+
+
+def _write_plugin(policy: Policy, folder: Path) -> None:
+    """Write LeRobot's config of our plugin type, and its processors, which do nothing."""
     features: dict[str, Feature] = {}
     for member in with_bases(policy):
         features |= {k: f for k, f in member.spec.observation.items() if k not in (BASE_ACTION, TASK)}
@@ -75,15 +85,10 @@ def export(
     device = {"registry_name": "device_processor", "config": {"device": "cpu", "float_dtype": None}}
     rename = {"registry_name": "rename_observations_processor", "config": {"rename_map": {}}}
     steps = dict(zip(PROCESSORS, ([rename, device], [device]), strict=True))
-    with new_directory(out) as made:
-        shutil.copytree(folder, made / "policy")
-        (made / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
-        for name, parts in steps.items():
-            document = {"name": name.removesuffix(".json"), "steps": parts}
-            (made / name).write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
-    print(f"exported: {out}\n  lerobot-eval --policy.path={out} --env.type=robopolicy --env.task=<task> "
-          "--env.discover_packages_path=robopolicy.lerobot_plugin")  # fmt: skip
-    return out
+    (folder / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+    for name, parts in steps.items():
+        document = {"name": name.removesuffix(".json"), "steps": parts}
+        (folder / name).write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
 
 
 def write_native(policy: LeRobotFlow, folder: Path) -> None:

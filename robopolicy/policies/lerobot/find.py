@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+import shutil
 from pathlib import Path
 
 from robopolicy.core.errors import CheckpointError
 from robopolicy.core.untrusted import leads_inside, read_json
+from robopolicy.utils.storage import new_directory
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 HUB = "hub:"
@@ -16,16 +18,8 @@ def find_lerobot(path: Path) -> Path | None:
     """Find the LeRobot policy directory of `path`; None where there is none.
 
     Args:
-        path: the directory itself, a checkpoint or a run of `lerobot-train`, or hub:<owner>/<name>[@<revision>].
-
-    Raises:
-        CheckpointError: the hub does not have it, or cannot be reached.
+        path: the directory itself, a checkpoint or a run of `lerobot-train`.
     """
-    if str(path).startswith(HUB):
-        folder = download(str(path).removeprefix(HUB))
-        if (folder / "policy" / "policy.json").is_file():
-            raise CheckpointError(f"{path}: is a policy of ours, exported. Give the downloaded directory: {folder}")
-        return folder
     if (path / "policy" / "policy.json").is_file():
         return None  # ours, perhaps exported for LeRobot
     for inner in (".", "pretrained_model", "checkpoints/last/pretrained_model"):
@@ -56,9 +50,10 @@ def fingerprint(folder: Path) -> str:
 
 
 def download(ident: str) -> Path:
-    """Download weights and JSON of <owner>/<name>[@<revision>] from the hub.
+    """Download weights and JSON of <owner>/<name>[@<revision>] from the hub; an exported policy of ours too.
 
-    Raises: see `find_lerobot`.
+    Raises:
+        CheckpointError: the hub does not have it, or cannot be reached.
     """
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
@@ -77,4 +72,10 @@ def download(ident: str) -> Path:
     folder = Path(found)
     if not (folder / CONFIG).is_file():
         raise CheckpointError(f"{HUB}{ident}: holds no {CONFIG}, so it is not a LeRobot policy")
-    return folder
+    if not (folder / "policy" / "policy.json").is_file():
+        return folder
+    copy = folder.parents[1] / "robopolicy" / folder.name  # ours refuse links, which the hub's cache is made of
+    if not copy.exists():
+        with new_directory(copy) as made:
+            shutil.copytree(folder, made, dirs_exist_ok=True)
+    return copy

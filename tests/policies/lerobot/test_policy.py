@@ -494,6 +494,6 @@ def test_results_have_a_place(saved: dict[str, Any], hub: list[str], tmp_path: P
     edit(run / "checkpoints" / "000100" / "pretrained_model" / "config.json", n_action_steps=2)
     assert PolicyRef.of(run / "checkpoints" / "000100", "latest", None).ident != before
     assert PolicyRef.of(saved["act"][0], "latest", None).out.name == "act-results"
-    with pytest.raises(ConfigError, match="is not inside a run of lerobot-train; say with out="):
+    with pytest.raises(ConfigError, match="is of the hub; say with out="):
         PolicyRef.of(Path("hub:me/policy"), "latest", None)
     assert PolicyRef.of(Path("hub:me/policy"), "latest", tmp_path).name == "policy"
