@@ -67,8 +67,8 @@ def solve(
     """
     if len(seen) < PICTURES:
         raise DataError(f"pictures: {len(seen)} show the board, expected {PICTURES} or more. Take more, of other poses")
-    turns = Rotation.from_matrix(tools[0, :3, :3].T @ tools[:, :3, :3]).as_rotvec()
-    second = float(np.linalg.svd(turns, compute_uv=False)[1] / np.sqrt(len(turns)))
+    rotations = Rotation.from_matrix(tools[0, :3, :3].T @ tools[:, :3, :3]).as_rotvec()
+    second = float(np.linalg.svd(rotations, compute_uv=False)[1] / np.sqrt(len(rotations)))
     if second < TURN:
         raise DataError(
             f"pictures: about a second axis the tool turns by {np.rad2deg(second):.1f}° rms, expected "
@@ -110,7 +110,7 @@ def _lens(seen: Sequence[Detection], size: tuple[int, int]) -> tuple[Array, floa
     points = [d.points.astype(np.float32) for d in seen]
     pixels = [d.pixels.astype(np.float32) for d in seen]
     try:
-        error, matrix, lens, turns, places, spread, *_ = cv2.calibrateCameraExtended(
+        error, matrix, lens, rotations, places, spread, *_ = cv2.calibrateCameraExtended(
             points,
             pixels,
             size[::-1],
@@ -126,7 +126,7 @@ def _lens(seen: Sequence[Detection], size: tuple[int, int]) -> tuple[Array, floa
             f"pictures: the focal length is known to {100 * off:.1f}%, expected {100 * FOCAL:g}% or better. Tilt the "
             "board against the camera, by 20° and more, and let it fill the picture"
         )
-    boards = np.array([_pose(cv2.Rodrigues(r)[0], t) for r, t in zip(turns, places, strict=True)])
+    boards = np.array([_pose(cv2.Rodrigues(r)[0], t) for r, t in zip(rotations, places, strict=True)])
     found = np.concatenate([np.asarray(matrix)[[0, 1, 0, 1], [0, 1, 2, 2]], np.ravel(lens)[:4]])
     return found.astype(np.float64), float(error), boards
 
