@@ -6,8 +6,8 @@
 #   ./scripts/lock.sh --upgrade-package av   … of one package
 #
 # Sets are nested, so that one environment serves all of them: core ⊂ ros ⊂ suites ⊂ dev ⊂ bench. The largest is
-# resolved first and constrains the others. core-cpu is core without CUDA and wandb. Hashes of every
-# platform's files are kept; versions are resolved for x86-64 Linux.
+# resolved first and constrains the others. core-cpu is core without CUDA and wandb, robosuite15 is core with robosuite
+# 1.5. Hashes of every platform's files are kept; versions are resolved for x86-64 Linux.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -32,6 +32,7 @@ compile ros.txt pyproject.toml --extra wandb --extra sweep --extra ros -c requir
 compile core.txt pyproject.toml --extra wandb --extra sweep -c requirements/bench.txt
 compile core-cpu.txt pyproject.toml --extra sweep -c requirements/bench.txt
 compile build.txt requirements/build.in -c requirements/bench.txt
+compile robosuite15.txt pyproject.toml --extra robosuite15 -c requirements/suites.txt # beside bench, which holds 1.4
 # Core without CUDA and wandb (setup.sh --cpu core): PyTorch of its own index, and these are taken out.
 #   nvidia-*, cuda-*, triton: CUDA. torchcodec: PyTorch's index holds another file of it; LeRobot decodes with av then.
 #   cmake: LeRobot declares it to build extensions that nothing here uses.

@@ -146,7 +146,7 @@ def pins(name: str) -> dict[str, str]:
     return {requirement.name: str(requirement.specifier) for requirement in found}
 
 
-@pytest.mark.parametrize("name", [*LOCKS, "core-cpu", "cpu", "build", "uv"])
+@pytest.mark.parametrize("name", [*LOCKS, "robosuite15", "core-cpu", "cpu", "build", "uv"])
 def test_locks_are_hashed_and_name_no_address(name: str) -> None:
     text = "\n".join(lock(name))
     assert "://" not in text
@@ -179,7 +179,8 @@ def test_locks_cover_the_project() -> None:
     declared = {"core": project["dependencies"], **project["optional-dependencies"]}
     parts = set(declared) - set(LOCKS)  # extras of one suite each
     assert set(LOCKS) <= set(declared)
-    for name in parts:
+    assert pins("robosuite15")["robosuite"] == f"=={declared['robosuite15'][0].partition('==')[2]}"
+    for name in parts - {"robosuite15"}:
         whole = {*declared["suites"], *declared["dev"], *declared["bench"]}
         assert set(declared[name]) <= whole, f"extra {name}: in no set that has a lock file (scripts/lock.sh)"
     for name in LOCKS:

@@ -28,7 +28,7 @@ def check_suites() -> Check:
     if beside:
         fix = pip_install(*sorted({f"'{o}=={m}'" for n, v in found.items() if v for o, _, m in PACKAGES[n].beside}))
         return Check("Task suites", False, "; ".join(beside), fix, required=False)
-    other = {n: v for n, v in found.items() if v and v != PACKAGES[n].works}
+    other = {n: v for n, v in found.items() if v and v not in (PACKAGES[n].works, PACKAGES[n].also)}
     if other:
         detail += "; measured to work: " + ", ".join(f"{PACKAGES[n].distribution} {PACKAGES[n].works}" for n in other)
         fix = pip_install(*(f"'{PACKAGES[n].distribution}=={PACKAGES[n].works}'" for n in other))

