@@ -167,7 +167,8 @@ class LimitedDrive:
         except ValueError:  # the arm goes on to the target before, and then holds
             self.refused += 1
         else:
-            self.targets.newest = np.append(q, opening) if self.wiring.gripper else q
+            target, decoder = np.append(q, opening) if self.wiring.gripper else q, self.loop.decoder
+            self.targets.newest = np.clip(target, decoder.low, decoder.high)
             self.loop.chain.feed("action", time.monotonic())
         return dict(self.arm.sent_action)
 

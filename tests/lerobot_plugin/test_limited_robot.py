@@ -124,9 +124,13 @@ def pose(first: float, opening: float = 60.0) -> dict[str, float]:
     return dict(zip(NAMES, [first, *np.rad2deg(HOME[1:]).tolist(), opening], strict=True))
 
 
-def test_lerobot_teleoperate_follows_a_leader(bench):
+def test_lerobot_teleoperate_follows_a_leader(bench, capsys):
     ScriptedLeader.script = staticmethod(lambda call: pose(min(0.25 * call, 12.0)))
-    bench.call(lerobot_teleoperate, "--teleop.type=scripted_leader", "--teleop_time_s=4", "--fps=30")
+    bench.call(
+        lerobot_teleoperate, "--teleop.type=scripted_leader", "--teleop_time_s=4", "--fps=30",
+        "--robot.safety={tcp_speed: 0.2, planes: [{normal: [0, 0, 1], offset: -0.5}]}",
+    )  # fmt: skip
+    assert "the tool 0.20 m/s" in capsys.readouterr().out
     assert bench.violations() == 0 and bench.modes.count(Mode.RUN) > 0.8 * len(bench.modes)
     assert bench.sent[-1]["shoulder_pan.pos"] == pytest.approx(12.0, abs=0.1)
     assert bench.sent[-1]["gripper.pos"] == pytest.approx(60.0)
