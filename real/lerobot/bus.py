@@ -86,7 +86,7 @@ class ArmBus:
 def bus_summary(counts: Counter[str]) -> str:
     """Say in a line how the bus fared."""
     failed = {k: n for k, n in counts.items() if n and k != "reads"}
-    return f"bus: {counts['reads']} states read; {failed or 'nothing lost or late'}"
+    return f"bus: {counts['reads']} states read; {failed or 'no exchange failed or was late'}"
 
 
 def wait_until_still(

@@ -148,7 +148,7 @@ def run_live(
                     if ask(f"Enter begins episode {number} of {config.episodes}, q ends: ").strip().lower() == "q":
                         break
                     done.append(_episode(session, seed, ask))
-                    print(of_episode(done[-1], number, config.episodes), flush=True)
+                    print(of_episode(done, config.episodes), flush=True)
     finally:
         runtime.close()
     return done

@@ -103,5 +103,5 @@ def test_what_is_lacking_is_named(port, monkeypatch):
 
 
 def test_the_summary_names_what_went_wrong():
-    assert bus_summary(Counter(reads=3, reads_failed=0)) == "bus: 3 states read; nothing lost or late"
+    assert bus_summary(Counter(reads=3, reads_failed=0)) == "bus: 3 states read; no exchange failed or was late"
     assert "reads_failed" in bus_summary(Counter(reads=3, reads_failed=1))

@@ -73,7 +73,8 @@ class Desk:
 
     def run(self, seconds: float, **options: Any) -> Any:
         drive = replace(DeployConfig(checkpoint="x").drive, episode_s=seconds)
-        config = DeployConfig(checkpoint="x", robot="lerobot", process=False, drive=drive, task=None, **options)
+        config = DeployConfig(checkpoint="x", robot="lerobot", process=False, drive=drive, task=None,
+                              **{"episodes": 20, **options})  # fmt: skip
         return live.run_live(
             config, make=self.make, ask=lambda prompt: self.prompts.append(prompt) or next(self.answers)
         )
