@@ -15,7 +15,7 @@ from robopolicy.buffers.replay_buffer import Replay, Source
 from robopolicy.core.errors import ConfigError, DataError, SpecError
 from robopolicy.core.types import BASE_ACTION, Obs
 from robopolicy.datasets.compatibility import misfits
-from robopolicy.datasets.episodes import Episodes, concatenate, succeeded
+from robopolicy.datasets.episodes import Episodes, concatenate, held_out, succeeded, take
 from robopolicy.datasets.lerobot_reader import load_episodes
 from robopolicy.datasets.tables import DRIVERS
 from robopolicy.policies.base import Policy
@@ -49,6 +49,28 @@ def load_rollouts(datasets: Mapping[str, Path], policy: Policy) -> Episodes:
         driver = torch.full((part.num_frames,), _POLICY) if part.driver is None else part.driver
         parts.append(replace(part, driver=driver))
     return concatenate(parts)
+
+
+def with_successes(demos: Episodes, datasets: Mapping[str, Path], policy: Policy, share: float) -> Episodes:
+    """Put the episodes of `datasets` that succeeded behind the demonstrations, but for the held-out `share`.
+
+    Raises:
+        SpecError: demonstrations and rollouts differ in their tasks; see load_rollouts.
+        DataError: none of the rollouts succeeded; see load_rollouts.
+    """
+    rollouts = load_rollouts(datasets, policy)
+    named = ", ".join(f"loop.rollouts.{name}={path}" for name, path in datasets.items())
+    if rollouts.tasks != demos.tasks:
+        raise SpecError(f"{named}: tasks: the demonstrations have {demos.tasks}, the rollouts have {rollouts.tasks}")
+    good = succeeded(rollouts) & ~held_out(rollouts, share)
+    if not bool(good.any()):
+        raise DataError(
+            f"{named}: none of the {rollouts.num_episodes} episodes that are not held out succeeded, so none is worth "
+            "imitating. Leave loop.rollouts out, or record more."
+        )
+    seen = {key: demos.observation[key] for key in rollouts.observation}
+    same = replace(demos, observation=seen, obs={key: demos.obs[key] for key in rollouts.obs})
+    return concatenate([same, take(rollouts, good)])
 
 
 def batch_sources(

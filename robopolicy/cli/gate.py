@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from robopolicy.config.schema import Count, Fraction
-from robopolicy.core.errors import ConfigError
+from robopolicy.core.errors import ConfigError, SpecError
 from robopolicy.core.types import BASE_ACTION
+from robopolicy.datasets.compatibility import misfits
+from robopolicy.datasets.episodes import Episodes, concatenate, take
 from robopolicy.datasets.episodes import held_out as held_out_of
-from robopolicy.datasets.episodes import take
 from robopolicy.datasets.lerobot_reader import load_episodes
 from robopolicy.evaluation.off_policy_evaluation import GateResult
 from robopolicy.evaluation.off_policy_evaluation import gate as decide
 from robopolicy.evaluation.policy_ref import PolicyRef
 from robopolicy.runs.checkpointer import load_policy
 from robopolicy.runs.inputs import same_input, there
+from robopolicy.runs.logger import Tracker
 from robopolicy.runs.run_dir import read_config
+from robopolicy.utils.atomic import write_atomically
 from robopolicy.utils.threads import set_threads
 
+FILE = "gate.json"  # the decision, in out=
 _HELD_OUT = "loop.held_out"
 
 
@@ -27,9 +33,11 @@ def gate(
     candidate: Path,
     base: Path | None = None,
     dataset: Path,
+    rollouts: dict[str, Path] | None = None,
     held_out: Fraction | None = None,
     level: Fraction = 0.9,
     updates: Count = 1_500,
+    out: Path | None = None,
     seed: int = 0,
     threads: Count | None = None,
 ) -> GateResult:
@@ -38,30 +46,59 @@ def gate(
     Args:
         candidate: run, checkpoint or policy directory. base: the same of the reference; None: the candidate's base.
         dataset: recorded rollouts (LeRobotDataset v3), with failures and successes.
+        rollouts: further ones, {name: path}, that are judged on too.
         held_out: share of the dataset's episodes that is read; None: as both policies' trainings left out, or all
             where neither learned from this dataset.
         level: confidence of each bound; the candidate is accepted where the lower bound of its gain is above 0.
-        updates: TD steps of each policy's critic. seed: of resamples and batches. threads: of torch; None: its choice.
+        updates: TD steps of each policy's critic. out: folder of gate.json, the decision; None: it is only printed.
+        seed: of resamples and batches. threads: of torch; None: its choice.
 
     Raises:
         ConfigError: the base is not known, or one of the policies learned from the episodes. SpecError, DataError: see
-            robopolicy.evaluation.off_policy_evaluation.gate.
+            joined and robopolicy.evaluation.off_policy_evaluation.gate.
     """
     set_threads(threads)
     run, config = run_of(candidate)
     given = config.get("base")
     if base is None and (base := there(given) if given else None) is None:
         raise ConfigError(f"base: {candidate} does not say which policy it refines. Give base=<run directory>.")
-    share = min(
-        unseen_share(run, config, dataset, held_out),
-        unseen_share(*run_of(base), dataset, held_out, policy="base"),
-    )
+    base_run, base_config = run_of(base)
+    named = {"dataset": dataset, **{f"rollouts.{name}": path for name, path in (rollouts or {}).items()}}
+    shares = {
+        key: min(
+            unseen_share(run, config, path, held_out),
+            unseen_share(base_run, base_config, path, held_out, policy="base"),
+        )
+        for key, path in named.items()
+    }
     policies = load_policy(candidate), load_policy(base)
     needed = {k: f for policy in policies for k, f in policy.spec.observation.items() if k != BASE_ACTION}
-    episodes = load_episodes(dataset, needed=needed)
-    result = decide(*policies, take(episodes, held_out_of(episodes, share)), level=level, seed=seed, updates=updates)
-    print(text(result))
+    whole = {key: load_episodes(path, needed=needed) for key, path in named.items()}
+    unseen = joined({f"{key}={named[key]}": take(e, held_out_of(e, shares[key])) for key, e in whole.items()})
+    result = decide(*policies, unseen, level=level, seed=seed, updates=updates, tracker=Tracker())
+    alone = tuple(name for name, found in (("candidate", run), ("base", base_run)) if found is None)
+    result = replace(result, without_run=alone)
+    print(text(result), *without_run(result), sep="\n")
+    if out is not None:
+        out.mkdir(parents=True, exist_ok=True)
+        write_atomically(out / FILE, json.dumps(asdict(result), indent=1) + "\n")
     return result
+
+
+def joined(parts: dict[str, Episodes]) -> Episodes:
+    """Join episodes of several datasets, {key=path: episodes}.
+
+    Raises:
+        SpecError: features, actions, rate or tasks of one differ from the first's.
+    """
+    first = next(iter(parts.values()))
+    for name, part in parts.items():
+        problems = misfits(first, part, needs="the dataset", offers=name)
+        if part.tasks != first.tasks:
+            problems.append(f"tasks: the dataset has {first.tasks}, {name} has {part.tasks}")
+        if problems:
+            raise SpecError(f"{name}: does not fit the first dataset:\n  - " + "\n  - ".join(problems))
+    return first if len(parts) == 1 else concatenate(list(parts.values()))
 
 
 def text(result: GateResult) -> str:
@@ -73,6 +110,15 @@ def text(result: GateResult) -> str:
         "The bounds are those of the data alone. How often such decisions are right was measured on few policies: "
         "where you can play episodes, compare too."
     )
+
+
+def without_run(result: GateResult) -> list[str]:
+    """Return a line for each policy of which it is not known what it learned from."""
+    return [
+        f"{name}: no run lies beside this policy, so it counts as having learned from none of these episodes. If it "
+        f"learned from some, the decision is invalid. Give {name}=<its run directory>, or other episodes."
+        for name in result.without_run
+    ]
 
 
 def run_of(policy: Path) -> tuple[Path | None, dict[str, Any]]:

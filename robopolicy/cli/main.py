@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from robopolicy.cli.run_verb import call
+from robopolicy.cli.run_verb import CHECKS_PATHS, call
 from robopolicy.cli.verbs import OPTIONS, VERBS, find_verb
 from robopolicy.core.errors import RobopolicyError, UsageError, closest
 
@@ -103,7 +103,7 @@ def _run(name: str, arguments: list[str]) -> int:
         from robopolicy.config.registry import allow
 
         runs = not (options.help or options.cfg or options.multirun)
-        if verb.config and runs:  # before the import of the user's code, which is slow
+        if verb.config and runs and name not in CHECKS_PATHS:  # before the import of the user's code, which is slow
             check_paths(compose(verb, overrides, config_dirs=options.config_dir, checked=False))
         sys.path.insert(0, str(Path.cwd()))  # a package beside the user, not installed
         for module in options.allow:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from robopolicy.cli.gate import text
+from robopolicy.cli.gate import text, without_run
 from robopolicy.cli.refine import NUM_ENVS, look
 from robopolicy.cli.run_verb import call
 from robopolicy.cli.verbs import find_verb
@@ -16,6 +16,8 @@ from robopolicy.config.compose import compose
 from robopolicy.config.hydra_configs import group_files
 from robopolicy.core.trees import flatten
 from robopolicy.core.types import Metrics
+from robopolicy.datasets.episodes import held_out, succeeded, take
+from robopolicy.datasets.lerobot_reader import load_episodes
 from robopolicy.datasets.metadata import RecordingMeta, recorded
 from robopolicy.evaluation.compare import compare
 from robopolicy.evaluation.off_policy_evaluation import GateResult
@@ -33,17 +35,24 @@ from robopolicy.training.teacher_episodes import FOLDER
 class Flow:
     """The stages, with the policies and data that they have made so far.
 
-    `policies`: path by stage. `accepted`: stage of the newest accepted policy. `results`: by stage.
+    `policies`: path by stage. `accepted`: stage of the newest accepted policy. `results`: by stage. `collected`:
+    path of the episodes by stage. `settled`: why no further round is made. `held_out`: share of the episodes that the
+    gate reads. `level`: its confidence. `num_envs`: N of all stages but `online`.
     """
 
     out: Path
     task: dict[str, Any]
     dataset: Path | None
     more: dict[str, dict[str, Any]]
+    held_out: float = 0.25
+    level: float = 0.9
+    num_envs: int | None = None
     common: dict[str, Any] = field(default_factory=dict)
     policies: dict[str, Path] = field(default_factory=dict)
     accepted: str | None = None
     results: dict[str, StageResult] = field(default_factory=dict)
+    collected: dict[str, Path] = field(default_factory=dict)
+    settled: str = ""
 
     def __post_init__(self) -> None:
         self.records = StageRecords(self.out)
@@ -54,54 +63,97 @@ class Flow:
         assert self.accepted is not None
         return self.policies[self.accepted]
 
-    def imitate(self) -> Metrics | None:
-        trained = self._train("imitate", "algo=bc", dataset=self.dataset)
-        self._made("imitate", note="")
+    def demonstrate(self, episodes: int, expert_noise: float) -> bool | None:
+        """Record demonstrations of the task's expert in out/demos/data."""
+        self.dataset, todo = self._record("demos", {"episodes": episodes, "expert_noise": expert_noise})
+        self._add("demos", note=self._successes(self.dataset))
+        return todo or None
+
+    def imitate(self, round: int = 1) -> Metrics | None:
+        """Learn from the demonstrations; in a further round from all successes too, and the gate decides."""
+        name, inputs = named("imitate", round), dict[str, Any]()
+        if round > 1:
+            inputs = {"loop.rollouts": self.collected, "loop.held_out": self.held_out}
+        trained = self._train(name, "algo=bc", dataset=self.dataset, num_envs=self.num_envs, **inputs)
+        if round > 1:
+            self._gate(name, trained)
+        self._made(name, note=self.records[name].note)
         return trained
 
-    def collect(self, rollouts: int) -> bool | None:
+    def collect(self, rollouts: int, round: int = 1) -> bool | None:
         """Record episodes of the policy in out/collect/data, from other starts than demonstrations of the same seed."""
-        data, verb = self.out / "collect" / "data", find_verb("demos")
+        name = named("collect", round)
         settings = {
-            "task": self.task, "out": data, "episodes": rollouts, "only_success": False,
-            "expert": {"_target_": "policy", "checkpoint": self.policy}, "seed": self.common["seed"] + 1000,
-            "threads": self.common["threads"],
+            "episodes": rollouts, "only_success": False, "seed": self.common["seed"] + 1000 * round,
+            "expert": {"_target_": "policy", "checkpoint": self.policy},
         }  # fmt: skip
-        config = compose(verb, settings=settings)
+        self.collected[name], todo = self._record(name, settings)
+        if round > 1:
+            self._settle(self.collected[name])
+        self._add(name, note=self._successes(self.collected[name]))
+        return todo or None
+
+    def _settle(self, data: Path) -> None:
+        """Set `settled` where no gate can decide about a further round: all held-out episodes succeeded, or failed."""
+        episodes = load_episodes(data, needed={})
+        good = succeeded(take(episodes, held_out(episodes, self.held_out)))
+        if len(set(good.tolist())) < 2:
+            self.settled = (
+                f"{data.parent.name}: all {len(good)} held-out episodes {'succeeded' if good.any() else 'failed'}, so "
+                "no gate can tell a better policy: no further round is made."
+            )
+
+    def _record(self, name: str, settings: dict[str, Any]) -> tuple[Path, bool]:
+        """Record episodes in out/<name>/data; return this path, and whether they were recorded now."""
+        data, verb = self.out / name / "data", find_verb("demos")
+        given = {"seed": self.common["seed"], "threads": self.common["threads"], "num_envs": self.num_envs, **settings}
+        config = compose(verb, settings={"task": self.task, "out": data, **given})
         kept = {key: value for key, value in config.items() if key != "out"}  # the folder may be moved
-        with self.records.running("collect", kept) as todo:
+        with self.records.running(name, kept) as todo:
             if todo:
                 with open_run(data.parent, kept, begun=lambda _: recorded(data) == "whole"):
                     if recorded(data) != "whole":
-                        self.records["collect"].env_steps = call(verb, config).frames
+                        self.records[name].env_steps = call(verb, config).frames
+        return data, todo
+
+    def _successes(self, data: Path) -> str:
         meta = RecordingMeta.load(data)
         found = {} if meta is None else meta.provenance
-        self._add("collect", note=f"{found.get('successes')} of {found.get('attempted')} episodes succeeded")
-        return todo or None
+        return f"{found.get('successes')} of {found.get('attempted')} episodes succeeded"
 
-    def offline(self, level: float) -> Metrics | None:
+    def offline(self, round: int = 1) -> Metrics | None:
         """Learn from the recorded episodes; the gate decides whether later stages build on the result."""
-        data, record = self.out / "collect" / "data", self.records["offline"]
-        demos = {} if self.dataset is not None else {"loop.demo_fraction": 0.0}
-        inputs: dict[str, Any] = {"base": self.policy, "dataset": self.dataset, "loop.rollouts": {"collect": data}}
-        trained = self._train("offline", "algo=offline", **inputs, **demos)
-        if trained or not record.note:
-            settings = {"candidate": self.out / "offline", "base": self.policy, "dataset": data, "level": level,
-                        "seed": self.common["seed"], "threads": self.common["threads"]}  # fmt: skip
-            began = time.monotonic()
-            result: GateResult = call(find_verb("gate"), compose(find_verb("gate"), settings=settings))
-            record.accepted = result.accepted
-            record.note = text(result) if result.accepted else f"{text(result)}; the policy before it stays"
-            record.seconds += time.monotonic() - began
-            self.records.save()
-        self._made("offline", note=record.note)
+        name, demos = named("offline", round), {} if self.dataset is not None else {"loop.demo_fraction": 0.0}
+        inputs: dict[str, Any] = {"base": self.policy, "dataset": self.dataset, "loop.rollouts": self.collected}
+        trained = self._train(name, "algo=offline", num_envs=self.num_envs, **inputs, **demos)
+        self._gate(name, trained)
+        self._made(name, note=self.records[name].note)
         return trained
+
+    def _gate(self, name: str, trained: Metrics | None) -> None:
+        """Decide on the held-out episodes of all rounds whether a stage's policy is better than the accepted one."""
+        record = self.records[name]
+        if not trained and record.note and record.level in (None, self.level):
+            return
+        *before, newest = self.collected
+        settings = {
+            "candidate": self.out / name, "base": self.policy, "dataset": self.collected[newest],
+            "rollouts": {earlier: self.collected[earlier] for earlier in before}, "level": self.level,
+            "seed": self.common["seed"], "threads": self.common["threads"], "out": self.out / name,
+        }  # fmt: skip
+        began = time.monotonic()
+        result: GateResult = call(find_verb("gate"), compose(find_verb("gate"), settings=settings))
+        record.accepted, record.level = result.accepted, self.level
+        kept = "" if result.accepted else " So the policy before it stays."
+        record.note = "\n".join([text(result) + kept, *without_run(result)])
+        record.seconds += time.monotonic() - began
+        self.records.save()
 
     def online(self, look_episodes: int, env_steps: int | None) -> Metrics | None:
         record = self.records["online"]
         if not record.overrides:
             ref = PolicyRef.of(self.policy, "latest", self.out / "look")
-            env = env_of(self.task, ref, min(NUM_ENVS, look_episodes))
+            env = env_of(self.task, ref, min(self.num_envs or NUM_ENVS, look_episodes))
             facts = look(self.policy, ref, env, look_episodes, self.dataset, self.common["device"])
             record.overrides = tuple(o for choice in choose(facts, env_steps) for o in choice.overrides)
         check_keys(record.overrides, f"{self.out / FILE}: online")
@@ -121,7 +173,7 @@ class Flow:
         env, found = None, []
         for policy, called in ((self.policy, "sampled"), (path, "online")):
             ref = PolicyRef.of(policy, "latest", self.out / "look")
-            env = env or env_of(self.task, ref, min(NUM_ENVS, episodes))
+            env = env or env_of(self.task, ref, min(self.num_envs or NUM_ENVS, episodes))
             loaded = load_policy(policy, device=self.common["device"], env=env.spec)
             found.append(evaluated_rows(loaded, env, ref, called, episodes, "validation", deterministic=False))
         return compare(*found).difference.high < 0
@@ -129,7 +181,7 @@ class Flow:
     def one_step(self) -> Metrics | None:
         residual = (find_policy(self.policy) / "base").is_dir()  # it corrects every step: so must its student
         often = {"horizon": 4, "n_action_steps": 1} if residual else {}
-        trained = self._train("one_step", "algo=distill", teacher=self.policy, **often)
+        trained = self._train("one_step", "algo=distill", teacher=self.policy, num_envs=self.num_envs, **often)
         meta = RecordingMeta.load(self.out / "one_step" / FOLDER)
         found = {} if meta is None else meta.provenance
         self._made("one_step", note=f"from {found.get('successes')} successes of the policy before")
@@ -140,7 +192,8 @@ class Flow:
         for name, path in self.policies.items():
             settings = {
                 "checkpoint": path, "task": self.task, "episodes": episodes, "videos": 0, "out": self.out / "compare",
-                "name": name, "device": self.common["device"], "threads": self.common["threads"],
+                "name": name, "num_envs": self.num_envs, "device": self.common["device"],
+                "threads": self.common["threads"],
             }  # fmt: skip
             rows = call(find_verb("eval"), compose(find_verb("eval"), settings=settings))
             before = self.results.get(name, StageResult(name))
@@ -149,7 +202,7 @@ class Flow:
 
     def _train(self, name: str, *words: str, **inputs: Any) -> Metrics | None:
         """Train a stage in its folder; None where it was done."""
-        further, settings = split_keys(self.more[name])
+        further, settings = split_keys(self.more[stage_of(name)])
         given = {**self.common, "task": self.task, "run_dir": self.out / name, **inputs, **settings}
         config = compose(find_verb("train"), [*words, *further], settings=given)
         with self.records.running(name, config) as todo:
@@ -169,6 +222,17 @@ class Flow:
             "accepted": record.accepted,
         }
         self.results[name] = StageResult(name, **numbers, **values)
+
+
+def named(stage: str, round: int) -> str:
+    """Return the name of a stage's folder and record: "collect", in the second round "collect_2"."""
+    return stage if round == 1 else f"{stage}_{round}"
+
+
+def stage_of(name: str) -> str:
+    """Return the stage that a name of `named` is of: its further keys are those of all rounds."""
+    stage, _, round = name.rpartition("_")
+    return stage if round.isdecimal() else name
 
 
 def split_keys(keys: Mapping[str, Any]) -> tuple[list[str], dict[str, Any]]:

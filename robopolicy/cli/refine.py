@@ -106,7 +106,7 @@ def look(
     policy = load_policy(base, device=device, env=env.spec)
     rows = evaluated_rows(policy, env, ref, "sampled", episodes, "validation", deterministic=False)
     mode = evaluated_rows(policy, env, ref, "mode", episodes, "validation", deterministic=True)
-    return facts_of(policy, rows, mode, at_a_time=min(NUM_ENVS, episodes), demonstrations=dataset is not None)
+    return facts_of(policy, rows, mode, at_a_time=env.num_envs, demonstrations=dataset is not None)
 
 
 def facts_of(

@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import pydantic
+
 from robopolicy.config import registry
 from robopolicy.config.described import Described
 from robopolicy.config.schema import (
@@ -19,6 +21,7 @@ from robopolicy.config.schema import (
     describe,
     holds_node,
     join,
+    literals,
     plain,
     signature,
 )
@@ -128,13 +131,22 @@ def plan_call(
                     if isinstance(value, bool) and not parameter.takes_bool:
                         raise ValueError
                     plan.arguments[key] = parameter.adapter.validate_python(value)
-                except ValueError:  # pydantic's errors are such
+                except ValueError as error:  # pydantic's errors are such
                     shown = "null" if value is None else f"{value!r} ({type(value).__name__})"
-                    found.append(f"{at}: expected {describe(parameter.annotation)}, found {shown}")
+                    expected = describe(parameter.annotation)
+                    found.append(f"{at}: expected {expected}, found {shown}{_near(error, parameter.annotation)}")
         missing = frozenset() if others is None else plan.known.required.difference(given, others)
         found += [f"{join(here, key)}: needs a value ({describe(parameter.annotation)}), required by {taker}"
                   for key, parameter in plan.known.known.items() if key in missing]  # fmt: skip
     return whole, found
+
+
+def _near(error: ValueError, annotation: Any) -> str:
+    """Return a sentence with the names closest to the first one that is none of those expected; "" without any."""
+    known = literals(annotation)
+    faults = error.errors() if isinstance(error, pydantic.ValidationError) else []
+    wrong = next((e["input"] for e in faults if e["type"] == "literal_error" and isinstance(e["input"], str)), None)
+    return f". {closest(wrong, known)}" if known and wrong is not None else ""
 
 
 def _plan_inner(

@@ -195,6 +195,14 @@ def describe(annotation: Any) -> str:
     return getattr(origin or annotation, "__name__", str(annotation))
 
 
+def literals(annotation: Any) -> list[str]:
+    """Return the names that an annotation takes, at any depth: those of `Literal`."""
+    if typing.get_origin(annotation) is typing.Literal:
+        return [value for value in typing.get_args(annotation) if isinstance(value, str)]
+    inner = typing.get_args(annotation)
+    return [value for part in inner for value in literals(part)]
+
+
 def join(where: str, key: Any) -> str:
     """Return the dotted key."""
     return f"{where}.{key}" if where else str(key)

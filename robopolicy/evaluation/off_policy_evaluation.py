@@ -12,7 +12,7 @@ import copy
 from collections.abc import Iterator
 from dataclasses import dataclass
 from statistics import NormalDist
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -22,12 +22,14 @@ from robopolicy.buffers.recorded_rollouts import replay_of_episodes
 from robopolicy.buffers.relabeling import CHUNK
 from robopolicy.buffers.replay_buffer import split_batches
 from robopolicy.core.errors import ConfigError, DataError, SpecError
+from robopolicy.core.protocols import Progress, ShowsProgress
 from robopolicy.core.types import Obs
 from robopolicy.datasets.compatibility import misfits
 from robopolicy.datasets.episodes import Episodes, succeeded
 from robopolicy.networks.critics import CriticEnsemble
 from robopolicy.policies.base import SEEN, DenoisingPolicy, LikelihoodPolicy, Policy, use_tasks
 from robopolicy.policies.normalizer import ACTION
+from robopolicy.runs.logger import Tracker
 
 FEWEST = 20  # episodes that a decision needs
 HEADS, UPDATES = 20, 1_500  # resamples of the episodes; TD steps of each policy's critic
@@ -45,7 +47,8 @@ class GateResult:
     """The decision about a candidate; values are discounted returns from the episodes' first frames.
 
     `accepted`: `low` is above 0. `gain`: the candidate's value minus the base's. `low`, `high`: one-sided bounds of the
-    gain at `level` each. `episodes`: number of episodes that it was judged on.
+    gain at `level` each. `episodes`: number of episodes that it was judged on. `without_run`: policies, "candidate" or
+    "base", that no run lies beside: they count as having learned from none of the episodes.
     """
 
     accepted: bool
@@ -54,6 +57,7 @@ class GateResult:
     high: float
     level: float
     episodes: int
+    without_run: tuple[str, ...] = ()
 
 
 def gate(
@@ -65,13 +69,14 @@ def gate(
     seed: int = 0,
     heads: int = HEADS,
     updates: int = UPDATES,
+    tracker: ShowsProgress | None = None,
 ) -> GateResult:
     """Accept `candidate` where fitted Q evaluation finds it better than `base` with confidence `level`.
 
     Args:
         candidate, base: on the CPU.
         episodes: recorded ones that neither policy learned from, with failures and successes.
-        heads: resamples of the episodes. updates: TD steps of each policy's critic.
+        heads: resamples of the episodes. updates: TD steps of each policy's critic. tracker: shows progress.
 
     Raises:
         SpecError: a policy does not fit the episodes or refines another, or the executed chunks differ in length.
@@ -82,8 +87,9 @@ def gate(
         raise ConfigError(f"level={level}: expected a confidence from 0.5 to below 1, e.g. 0.9")
     reader = check_policies(candidate, base, episodes)
     check_episodes(episodes)
-    values = [fitted_values(policy, reader, episodes, seed=seed, heads=heads, updates=updates)
-              for policy in (candidate, base)]  # fmt: skip
+    how: dict[str, Any] = {"seed": seed, "heads": heads, "updates": updates, "tracker": tracker}
+    values = [fitted_values(policy, reader, episodes, name=name, **how)
+              for name, policy in (("candidate", candidate), ("base", base))]  # fmt: skip
     return decided(values[0], values[1], level=level, episodes=episodes.num_episodes)
 
 
@@ -94,12 +100,17 @@ def decided(candidate: Tensor, base: Tensor, *, level: float, episodes: int) -> 
     return GateResult(gain > margin, gain, gain - margin, gain + margin, level, episodes)
 
 
-def fitted_values(policy: Policy, base: Reader, episodes: Episodes, *, seed: int, heads: int, updates: int) -> Tensor:
+def fitted_values(
+    policy: Policy, base: Reader, episodes: Episodes, *, seed: int, heads: int, updates: int, name: str = "policy",
+    tracker: ShowsProgress | None = None,
+) -> Tensor:  # fmt: skip
     """Estimate the value [E] of `policy` from the episodes' first frames, one for each resample of the episodes.
 
     Args:
         base: encodes and normalises for the critic. seed: of resamples, batches, weights and the policies' noise.
+        name: of the policy in the progress that `tracker` shows; None: nothing is shown.
     """
+    shown = tracker or Tracker(quiet=True)
     generator = torch.Generator().manual_seed(seed)
     share = torch.full((heads, episodes.num_episodes), 1.0)
     drawn = torch.multinomial(share, episodes.num_episodes, replacement=True, generator=generator)
@@ -107,7 +118,8 @@ def fitted_values(policy: Policy, base: Reader, episodes: Episodes, *, seed: int
     spec = base.spec
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        frames = {SEEN: encoded(base, episodes), _CHUNK: chunks(policy, base, episodes)}
+        with shown.progress(2 * episodes.num_frames, f"{name}: actions") as bar:  # frames, encoded and acted on
+            frames = {SEEN: encoded(base, episodes, bar), _CHUNK: chunks(policy, base, episodes, bar)}
         frames[_WEIGHT] = weight.T[episodes.episode_of]  # [F E]
         torch.manual_seed(seed)  # the same initial weights, however much noise the policy drew
         inputs = frames[SEEN].shape[1] + spec.n_action_steps * spec.action.dim
@@ -117,14 +129,17 @@ def fitted_values(policy: Policy, base: Reader, episodes: Episodes, *, seed: int
     target = copy.deepcopy(critic).requires_grad_(False)
     adam = torch.optim.Adam(critic.parameters(), lr=_LR, fused=True)
     params, averaged = ([p.detach() for p in net.parameters()] for net in (critic, target))  # no graph of averages
-    for _ in range(-(-updates // _AT_ONCE)):
-        rows = cast(ChunkBatch, replay.sample(_AT_ONCE * _BATCH, generator))
-        for batch in split_batches([rows], _AT_ONCE):
-            loss = temporal_difference(critic, target, batch, base, generator)
-            adam.zero_grad(set_to_none=True)
-            loss.backward()
-            adam.step()
-            torch._foreach_lerp_(averaged, params, _TAU)
+    rounds = -(-updates // _AT_ONCE)
+    with shown.progress(rounds * _AT_ONCE, f"{name}: value") as bar:
+        for done in range(rounds):
+            rows = cast(ChunkBatch, replay.sample(_AT_ONCE * _BATCH, generator))
+            for batch in split_batches([rows], _AT_ONCE):
+                loss = temporal_difference(critic, target, batch, base, generator)
+                adam.zero_grad(set_to_none=True)
+                loss.backward()
+                adam.step()
+                torch._foreach_lerp_(averaged, params, _TAU)
+            bar.update((done + 1) * _AT_ONCE)
     first = episodes.starts[:-1]
     with torch.no_grad():
         each = [critic(frames[SEEN][first], frames[_CHUNK][first, i].flatten(1)) for i in range(_SAMPLES)]
@@ -146,20 +161,24 @@ def temporal_difference(
 
 
 @torch.no_grad()
-def encoded(base: Reader, episodes: Episodes) -> Tensor:
+def encoded(base: Reader, episodes: Episodes, bar: Progress) -> Tensor:
     """Encode every frame by the base: [F C], the numbers that critics read."""
-    parts = [base.encode(obs)[:, : base.cond_dim].cpu() for obs in histories(base, episodes)]
+    parts = list[Tensor]()
+    for obs in histories(base, episodes):
+        parts.append(base.encode(obs)[:, : base.cond_dim].cpu())
+        bar.update(sum(map(len, parts)))
     return torch.cat(parts)
 
 
 @torch.no_grad()
-def chunks(policy: Policy, base: Reader, episodes: Episodes) -> Tensor:
+def chunks(policy: Policy, base: Reader, episodes: Episodes, bar: Progress) -> Tensor:
     """Draw chunks [F _SAMPLES Ta Da] of `policy` at every frame, in the base's normalised units, within the limits."""
     low, high = base.normalizer.normalize(ACTION, torch.tensor([base.spec.action.low, base.spec.action.high]))
     parts = list[Tensor]()
     for obs in histories(policy, episodes):
         drawn = [policy.act(obs)[:, : base.spec.n_action_steps] for _ in range(_SAMPLES)]
         parts.append(base.normalizer.normalize(ACTION, torch.stack(drawn, dim=1)).clamp(low, high).cpu())
+        bar.update(episodes.num_frames + sum(map(len, parts)))
     return torch.cat(parts)
 
 

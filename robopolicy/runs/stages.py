@@ -29,7 +29,7 @@ class StageRecord:
     """Progress of a stage.
 
     `seconds`: over all calls. `env_steps`: primitive ones. `overrides`: that were chosen when it began.
-    `note`: its outcome in words. `accepted`: later stages build on it.
+    `note`: its outcome in words. `accepted`: later stages build on it. `level`: confidence of the gate that decided so.
     """
 
     done: bool = False
@@ -38,6 +38,7 @@ class StageRecord:
     overrides: tuple[str, ...] = ()
     note: str = ""
     accepted: bool = True
+    level: float | None = None
     __pydantic_config__ = pydantic.ConfigDict(extra="forbid")
 
 

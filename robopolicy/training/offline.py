@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from pathlib import Path
 
-from robopolicy.config.schema import Count, Natural
+from robopolicy.buffers.recorded_rollouts import with_successes
+from robopolicy.config.schema import Count, Fraction, Natural
 from robopolicy.core.protocols import Checkpoints, LogsMetrics
 from robopolicy.core.rng import seed_generators, step_seed
 from robopolicy.core.types import Algorithm, Metrics
@@ -30,6 +32,8 @@ def offline(
     save_every: Natural = 2_000,
     evaluate: Callable[[Policy, int], Metrics] | None = None,
     evaluate_every: Natural = 0,
+    rollouts: dict[str, Path] | None = None,
+    held_out: Fraction = 0.0,
 ) -> Metrics:
     """Train `algo` on fixed data for `steps` updates, resuming from the newest checkpoint.
 
@@ -43,13 +47,20 @@ def offline(
         steps: number of updates. batch_size: windows of an update.
         log_every: updates between log entries; None: a twentieth of `steps`, at most 100.
         save_every: updates between checkpoints. evaluate_every: updates between evaluations; 0: none.
+        rollouts: datasets of a policy's own episodes, {name: path}; those that succeeded are learned from too.
+        held_out: share of the rollouts' episodes that is not learned from, for `robopolicy gate`; 0: none.
 
     Returns:
         Means over the last log interval, `steps`, and `wall_s`, seconds in this process.
+
+    Raises:
+        SpecError, DataError: see with_successes.
     """
     check_algorithm(algo, Algorithm, "offline")
     began = time.perf_counter()
     policy, device = algo.policy, next(algo.policy.parameters()).device
+    if rollouts:
+        episodes = with_successes(episodes, rollouts, policy, held_out)
     batches = Batches(
         episodes, policy.spec, batch_size=batch_size, seed=seed, device=device,
         precompute_features=policy.precompute_features, shared=True,

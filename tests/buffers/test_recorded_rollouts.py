@@ -16,7 +16,7 @@ from robopolicy.buffers.replay_buffer import Replay
 from robopolicy.core.errors import CheckpointError, ConfigError, DataError, SpecError
 from robopolicy.core.rng import episode_seeds
 from robopolicy.core.types import STATE, Feature
-from robopolicy.datasets.episodes import Episodes
+from robopolicy.datasets.episodes import Episodes, held_out, succeeded
 from robopolicy.datasets.lerobot_reader import load_episodes
 from robopolicy.envs.wrap_for import wrap_for
 from robopolicy.networks.critics import CriticEnsemble
@@ -135,3 +135,24 @@ def test_what_the_base_reads_is_loaded_too(tmp_path: Path, monkeypatch: pytest.M
     with pytest.raises(SpecError, match=r"observation\.images\.front"):
         recorded_rollouts.load_rollouts({"a": Path("a")}, policy)
     assert asked == [["observation.images.front", STATE]]
+
+
+def test_imitation_adds_the_successes_that_are_not_held_out(tmp_path: Path) -> None:
+    record(tmp_path / "demos", 0)
+    record(tmp_path / "own", 10)
+    policy = PointPolicy(gain=0.6)
+    demos, own = (load_episodes(tmp_path / name) for name in ("demos", "own"))
+    datasets = {"own": tmp_path / "own"}
+    whole = recorded_rollouts.with_successes(demos, datasets, policy, 0.0)
+    good = succeeded(own)
+    assert bool(good.any()) and whole.num_episodes == demos.num_episodes + int(good.sum())
+    assert whole.seeds.tolist() == [*demos.seeds.tolist(), *own.seeds[good].tolist()]
+    share = 0.5
+    left = good & ~held_out(own, share)
+    if bool(left.any()):
+        some = recorded_rollouts.with_successes(demos, datasets, policy, share)
+        assert some.num_episodes == demos.num_episodes + int(left.sum()) < whole.num_episodes
+    with pytest.raises(DataError, match=r"loop\.rollouts\.own=.*none of the 3 episodes"):
+        recorded_rollouts.with_successes(demos, datasets, policy, 1.0)
+    with pytest.raises(SpecError, match="tasks: "):
+        recorded_rollouts.with_successes(replace(demos, tasks=("another",)), datasets, policy, 0.0)

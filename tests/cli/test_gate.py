@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
-from robopolicy.cli.gate import gate, text, unseen_share
-from robopolicy.core.errors import ConfigError
+from robopolicy.cli import gate as gate_verb
+from robopolicy.cli.gate import gate, joined, text, unseen_share
+from robopolicy.core.errors import ConfigError, SpecError
 from robopolicy.evaluation.off_policy_evaluation import GateResult
+from tests.evaluation.test_off_policy_evaluation import one_chunk
+from tests.fakes import PointPolicy
 
 
 @pytest.fixture
@@ -67,3 +72,35 @@ def test_it_prints_the_decision_with_both_bounds() -> None:
     said = text(GateResult(True, 0.12, 0.05, 0.19, 0.9, 75))
     assert said.startswith("accepted: the value changes by +0.1200 (+0.0500 to +0.1900 at 90% each)")
     assert text(GateResult(False, 0.0, -0.1, 0.1, 0.9, 75)).startswith("refused")
+
+
+def test_a_policy_without_a_run_is_said_to_have_learned_from_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("candidate/policy", "alone"):
+        (tmp_path / name).mkdir(parents=True)
+        (tmp_path / name / "policy.json").write_text("{}")
+    (tmp_path / "candidate" / "config.yaml").write_text(yaml.safe_dump({"dataset": None}))
+    found = GateResult(True, 0.12, 0.05, 0.19, 0.9, 75)
+    monkeypatch.setattr(gate_verb, "load_policy", lambda _: PointPolicy())
+    data, judged = {"a": one_chunk(40), "b": one_chunk(30)}, list[int]()
+    monkeypatch.setattr(gate_verb, "load_episodes", lambda path, **_: data[path.name])
+    monkeypatch.setattr(gate_verb, "decide", lambda *given, **_: (judged.append(given[2].num_episodes), found)[1])
+    given: dict[str, Any] = {
+        "base": tmp_path / "alone",
+        "dataset": tmp_path / "a",
+        "rollouts": {"more": tmp_path / "b"},
+    }
+    result = gate(candidate=tmp_path / "candidate", out=tmp_path / "out", **given)
+    assert judged == [70]
+    assert result.without_run == ("base",)
+    assert "base: no run lies beside this policy, so it counts as having learned from none" in capsys.readouterr().out
+    assert json.loads((tmp_path / "out" / "gate.json").read_text()) == {**asdict(found), "without_run": ["base"]}
+
+
+def test_rollouts_that_do_not_fit_the_first_are_refused_by_name() -> None:
+    parts = {"dataset=a": one_chunk(40), "rollouts.more=b": one_chunk(30)}
+    assert joined(parts).num_episodes == 70
+    for other, said in (({"tasks": ("another",)}, "tasks"), ({"dt": 0.5}, "dt")):
+        with pytest.raises(SpecError, match=rf"^rollouts\.more=b: .*(?s:.)*{said}"):
+            joined({**parts, "rollouts.more=b": replace(one_chunk(30), **other)})

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from robopolicy.cli import pipeline as pipeline_verb
-from robopolicy.cli import pipeline_stages
+from robopolicy.cli import pipeline_plan, pipeline_stages
 from robopolicy.cli.main import main
 from robopolicy.cli.pipeline_stages import Flow
 from robopolicy.cli.run_verb import call
 from robopolicy.config.verb import Verb
 from robopolicy.core.errors import ConfigError
+from robopolicy.datasets.lerobot_reader import load_episodes
 from robopolicy.evaluation.off_policy_evaluation import GateResult
 from robopolicy.runs.run_dir import read_config
 from tests.evaluation.points import make_rows
@@ -132,7 +132,7 @@ def test_the_gate_decides_what_later_stages_build_on(
         return GateResult(accepted, 0.1, 0.0, 0.2, 0.9, 25) if verb.name == "gate" else call(verb, config)
 
     monkeypatch.setattr(pipeline_stages, "call", gated)
-    monkeypatch.setattr(pipeline_verb, "FEWEST", 1)
+    monkeypatch.setattr(pipeline_plan, "FEWEST", 1)
     words = [f"base={finished / 'imitate'}", f"out={tmp_path}", "stages=[collect,offline,one_step]", *MORE[:3],
              "rollouts=12", "offline.loop.steps=4", "offline.loop.critic_only_updates=2", "offline.loop.batch_size=8",
              "one_step.loop.steps=2", "one_step.teacher_episodes=2"]  # fmt: skip
@@ -141,6 +141,99 @@ def test_the_gate_decides_what_later_stages_build_on(
     assert (read_config(tmp_path / "one_step") or {})["teacher"] == str(kept)
     page = (tmp_path / "report.html").read_text()
     assert ("the policy before it stays" in page) == (not accepted)
+
+
+QUICK = ("offline.loop.steps=4", "offline.loop.critic_only_updates=2", "offline.loop.batch_size=8")
+
+
+def deciding(monkeypatch: pytest.MonkeyPatch, decisions: list[bool]) -> list[dict[str, Any]]:
+    """Let the gate decide so, in order; return the configs that it was called with."""
+    asked = list[dict[str, Any]]()
+
+    def gated(verb: Verb, config: dict[str, Any]) -> Any:
+        if verb.name != "gate":
+            return call(verb, config)
+        asked.append(config)
+        return GateResult(decisions[len(asked) - 1], 0.1, 0.0, 0.2, config["level"], 25, ("base",))
+
+    monkeypatch.setattr(pipeline_stages, "call", gated)
+    monkeypatch.setattr(pipeline_plan, "FEWEST", 1)
+    return asked
+
+
+def test_a_further_round_learns_from_all_episodes_and_builds_on_the_accepted_policy(
+    data: Path, finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    shutil.copytree(finished, out, symlinks=True)
+    for stage in ("online", "one_step", "compare", "look"):
+        shutil.rmtree(out / stage)
+    asked = deciding(monkeypatch, [True, False, True])
+    monkeypatch.setattr(Flow, "_settle", lambda self, data: None)
+    words = ("rounds=2", "stages=[imitate,collect,offline,compare]", *QUICK)
+    assert pipeline(data, out, *words) == 0
+
+    names = ["collect", "compare", "imitate", "offline", *(f"{s}_2" for s in ("collect", "imitate", "offline"))]
+    assert sorted(p.name for p in out.iterdir() if p.is_dir()) == sorted(names)
+    runs = {name: read_config(out / name) or {} for name in names}
+    both = {name: str(out / name / "data") for name in ("collect", "collect_2")}
+    assert runs["imitate_2"]["loop"]["rollouts"] == runs["offline_2"]["loop"]["rollouts"] == both
+    assert runs["imitate_2"]["loop"]["held_out"] == runs["offline_2"]["loop"]["held_out"] == 0.25
+    assert runs["imitate_2"]["dataset"] == str(data) and runs["imitate_2"].get("base") is None
+    assert runs["collect_2"]["expert"]["checkpoint"] == str(out / "offline")
+    assert runs["collect_2"]["seed"] != runs["collect"]["seed"]
+    assert runs["offline_2"]["base"] == str(out / "offline"), "the refused imitation is not built on"
+    assert [c["base"] for c in asked] == [str(out / name) for name in ("imitate", "offline", "offline")]
+    assert [c["dataset"] for c in asked] == [both["collect"], both["collect_2"], both["collect_2"]]
+    assert [c["rollouts"] for c in asked] == [{}, *[{"collect": both["collect"]}] * 2]
+    page = (out / "report.html").read_text()
+    assert "imitate_2 (not accepted)" in page and "no run lies beside this policy" in page
+
+    shutil.rmtree(out / "offline_2")
+    asked = deciding(monkeypatch, [False, True])
+    capsys.readouterr()
+    assert pipeline(data, out, *words) == 0
+    assert capsys.readouterr().out.count("already there") == 5 and len(asked) == 1
+
+    asked = deciding(monkeypatch, [True] * 3)
+    assert pipeline(data, out, *words, "level=0.8") == 1  # offline_2 began with another policy
+    assert [c["level"] for c in asked] == [0.8, 0.8], "another level decides again"
+    assert "stage offline_2: " in capsys.readouterr().err
+
+
+def test_no_further_round_is_made_where_no_gate_can_decide(
+    data: Path, finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    deciding(monkeypatch, [True])
+    monkeypatch.setattr(pipeline_stages, "load_episodes", lambda path, needed: load_episodes(data, needed=needed))
+    words = [f"base={finished / 'imitate'}", f"out={tmp_path}", "stages=[collect,offline]", "rounds=3", *MORE[:3],
+             "rollouts=12", *QUICK]  # fmt: skip
+    assert main(["pipeline", *words]) == 0
+    assert sorted(p.name for p in tmp_path.iterdir() if p.is_dir()) == ["collect", "collect_2", "offline"]
+    assert "held-out episodes succeeded, so no gate can tell" in capsys.readouterr().out
+
+
+def test_the_expert_of_the_task_demonstrates_where_nothing_is_given(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    words = ["task=reach", f"out={out}", "demos=6", "expert_noise=0.3", "num_envs=6", *MORE, "stages=[imitate]"]
+    assert main(["pipeline", *words, "imitate.loop.steps=4"]) == 0
+    recorded = read_config(out / "demos") or {}
+    assert (recorded["episodes"], recorded["expert_noise"], recorded["num_envs"]) == (6, 0.3, 6)
+    assert (read_config(out / "imitate") or {})["dataset"] == str(out / "demos" / "data")
+    assert "6 of " in (out / "report.html").read_text()
+
+
+def test_a_task_of_a_suite_takes_the_same_path(tmp_path: Path) -> None:
+    pytest.importorskip("metaworld")
+    out = tmp_path / "out"
+    words = ["task=metaworld", "task.name=reach-v3", "task.horizon=100", f"out={out}", "demos=2", "num_envs=3",
+             *MORE[:3],
+             "rollouts=3", "episodes=3", "imitate.loop.steps=4", "imitate.validation_episodes=0",
+             "stages=[imitate,collect,compare]"]  # fmt: skip
+    assert main(["pipeline", *words]) == 0
+    task = {"_target_": "metaworld", "name": "reach-v3", "horizon": 100}
+    assert [(read_config(out / name) or {})["task"] for name in ("demos", "imitate", "collect")] == [task] * 3
+    assert (out / "compare" / "episodes-imitate.csv").is_file()
 
 
 @pytest.mark.parametrize(
@@ -171,6 +264,14 @@ def test_offline_needs_episodes(data: Path, tmp_path: Path, capsys: pytest.Captu
         (["imitate.loop.stepz=3"], "stepz"),
         (["stages=[collec]"], "stages"),
         (["stages=[imitate,collect,offline]"], "about 3 of these episodes are held out"),
+        (["stages=[imitate,collect]", "rounds=2"], "about 3 of these episodes are held out"),
+        (["stages=[imitate,compare]", "rounds=2"], "rounds=2: a further round records episodes"),
+        (["stages=[imitate,colect]"], "Did you mean 'collect'"),
+        (["dataset=nowhere", "online.loop.totl_steps=3"], "stage online: loop.totl_steps: unknown key"),
+        (["dataset=nowhere", "online.loop.totl_steps=3", "--allow", "tests.fakes"], "stage online: loop.totl_steps"),
+        (["stages=[imitate,collect,offline]", "rollouts=300", "offline.loop.held_out=0"], "about 0 of these episodes"),
+        (["dataset=nowhere"], "dataset=nowhere: no dataset here"),
+        (["demos=5"], "demos=5: demonstrations are recorded only where nothing else is given"),
     ],
 )
 def test_nonsense_is_refused_before_any_stage(

@@ -137,6 +137,7 @@ def test_settings_are_python_values(tmp_path: Path) -> None:
         (["loop.steps=1.5"], r"^loop\.steps: expected int ≥ 1, found 1\.5"),
         (["seed=true"], r"^seed: expected int, found True"),
         (["policy.prediction=eps"], r"^policy\.prediction: expected 'epsilon' \| 'sample' \| 'v_prediction'"),
+        (["policy.prediction=epsilom"], r"^policy\.prediction: expected .*Did you mean 'epsilon'\?$"),
         (["network.widht=3"], r"^policy\.network\.widht: unknown key.*'width'"),
         (["task=pick", "task.horizn=3"], r"^task\.horizn: unknown key.*'horizon'"),
         (["task.horizon=3"], r"^task: must be chosen: task=<one of drawer"),

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -52,9 +55,26 @@ def going(x: float, noise: float = 0.0) -> Any:
     return policy
 
 
+class Shown:
+    """Keeps {description: (total, last step)} of progress bars."""
+
+    def __init__(self) -> None:
+        self.bars = dict[str, tuple[int, int]]()
+
+    @contextmanager
+    def progress(self, total: int, description: str) -> Iterator[Any]:
+        def update(step: int, **numbers: float) -> None:
+            self.bars[description] = total, step
+
+        yield SimpleNamespace(update=update)
+
+
 def test_a_better_candidate_is_accepted_with_the_gain_that_the_data_shows() -> None:
-    result = gate(going(0.05), going(-0.05), one_chunk(), **QUICK)
+    shown = Shown()
+    result = gate(going(0.05), going(-0.05), one_chunk(), **QUICK, tracker=shown)
     assert result.accepted and result.episodes == 200
+    assert shown.bars == {f"{who}: {what}": (count, count) for who in ("candidate", "base")
+                          for what, count in (("actions", 2 * 600), ("value", 240))}  # fmt: skip
     assert result.low < result.gain < result.high
     assert result.gain == pytest.approx(0.8 * 0.98**2, abs=0.12)  # two steps of γ = 0.98 before the reward
 

@@ -1,0 +1,126 @@
+"""Plan `robopolicy pipeline`: the stages of all rounds in order, and checks of all arguments before the first."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+from robopolicy.cli.pipeline_stages import Flow, split_keys
+from robopolicy.cli.refine import own_dataset
+from robopolicy.cli.verbs import find_verb
+from robopolicy.config.compose import check_paths, compose
+from robopolicy.core.errors import ConfigError, UsageError
+from robopolicy.evaluation.off_policy_evaluation import FEWEST
+from robopolicy.evaluation.policy_ref import PolicyRef, task_of
+
+Stage = Literal["imitate", "collect", "offline", "online", "one_step", "compare"]
+STAGES: dict[str, str] = {  # in order
+    "demos": "the expert of the task demonstrates it",
+    "imitate": "a policy learns from the demonstrations",
+    "collect": "the policy acts, and its episodes are recorded, failures too",
+    "offline": "a copy of the policy learns from these episodes, and a gate decides whether it is kept",
+    "online": "reinforcement learning on top of the frozen policy, from success alone",
+    "one_step": "a policy of one network call learns from the refined one",
+    "compare": "every policy on the same unseen episodes",
+}
+_AGAIN = {  # in order, of each further round
+    "collect": "the policy that is accepted acts, and its episodes are recorded too",
+    "imitate": "a new policy learns from the demonstrations and all successes; a gate decides whether it is kept",
+    "offline": "a copy of the accepted policy learns from all recorded episodes, and a gate decides again",
+}
+_ALGOS = {"imitate": "bc", "offline": "offline", "online": "residual", "one_step": "distill"}
+
+
+class PlannedStage(NamedTuple):
+    """A stage of a round, from 1 on; the other stages are of round 1."""
+
+    stage: str
+    round: int
+    about: str
+
+
+def plan(stages: Sequence[str], rounds: int, *, demos: bool, base: bool) -> Iterator[PlannedStage]:
+    """Yield the chosen stages in order; stages before `online` belong to rounds, and a base needs no imitation."""
+    chosen = {*stages, *(("demos",) if demos else ())} - ({"imitate"} if base else set())
+    names = list(STAGES)
+    first, last = names[: names.index("online")], names[names.index("online") :]
+    yield from (PlannedStage(name, 1, STAGES[name]) for name in first if name in chosen)
+    yield from (PlannedStage(name, n, f"round {n}: {about}") for n in range(2, rounds + 1)
+                for name, about in _AGAIN.items() if name in chosen)  # fmt: skip
+    yield from (PlannedStage(name, 1, STAGES[name]) for name in last if name in chosen)
+
+
+def begin(
+    out: Path, base: Path | None, dataset: Path | None, task: dict[str, Any] | None, stages: Sequence[str],
+    more: dict[str, dict[str, Any]], *, rollouts: int, rounds: int, demos: int | None,
+) -> Flow:  # fmt: skip
+    """Check the arguments of all stages, and return the stages, ready to run.
+
+    Raises:
+        ConfigError: nothing to begin with, stages that do not fit together, or too few rollouts for the gate.
+        DataError, CheckpointError: the dataset or the base does not exist. UsageError: a key that a stage lacks.
+    """
+    held_out = _check_keys(out, more)  # a typo is refused before a missing dataset, and before hours of work
+    check_paths({"base": base and str(base), "dataset": dataset and str(dataset)})
+    _check_stages(base, dataset, task, stages, rounds=rounds, demos=demos)
+    if "offline" in stages or rounds > 1:
+        _check_rollouts(rollouts, held_out)
+    node = task
+    if base is not None:
+        ref = PolicyRef.of(base, "latest", out / "look")
+        node, dataset = task_of(task, ref), dataset or own_dataset(ref)
+    assert node is not None
+    flow = Flow(out, node, dataset, more, held_out=held_out)
+    if base is not None:
+        flow.policies["base"], flow.accepted = base, "base"
+    return flow
+
+
+def _check_keys(out: Path, more: dict[str, dict[str, Any]]) -> float:
+    """Compose the config of every training with its further keys; return the held-out share of the rollouts."""
+    configs = dict[str, dict[str, Any]]()
+    for name, keys in more.items():
+        words, settings = split_keys(keys)
+        given = {**settings, "run_dir": out / name}
+        try:
+            configs[name] = compose(find_verb("train"), [f"algo={_ALGOS[name]}", *words], settings=given)
+        except UsageError as error:
+            raise UsageError(f"stage {name}: {error}") from None
+    return float(configs["offline"]["loop"].get("held_out") or 0.0)
+
+
+def _check_stages(
+    base: Path | None, dataset: Path | None, task: dict[str, Any] | None, stages: Sequence[str], *, rounds: int,
+    demos: int | None,
+) -> None:  # fmt: skip
+    if demos is not None and (base is not None or dataset is not None):
+        raise ConfigError(
+            f"demos={demos}: demonstrations are recorded only where nothing else is given to begin with, and there is "
+            f"base={base}, dataset={dataset}. Remove demos, or these."
+        )
+    if base is None and ((dataset is None and demos is None) or "imitate" not in stages):
+        raise ConfigError(
+            f"base: there is no policy to begin with: base=None, dataset={dataset}, stages={list(stages)}. Give "
+            "base=<run directory>, or dataset=<demonstrations> or demos=<number> with the stage imitate."
+        )
+    if base is None and task is None:
+        raise ConfigError("task: is needed to begin with demonstrations. Choose one: task=<name>.")
+    if "offline" in stages and "collect" not in stages:
+        raise ConfigError("stages: `offline` learns from the episodes of `collect`. Add collect, or remove offline.")
+    learns = "offline" in stages or ("imitate" in stages and base is None)
+    if rounds > 1 and not ("collect" in stages and learns):
+        raise ConfigError(
+            f"rounds={rounds}: a further round records episodes and learns from them, found stages={list(stages)}. Add "
+            "collect, and offline or imitate; with a base `imitate` is left out."
+        )
+
+
+def _check_rollouts(rollouts: int, held_out: float) -> None:
+    """Refuse too few episodes for the gate; the held-out ones are drawn, so half as many again are asked for."""
+    found, least = rollouts * held_out, 1.5 * FEWEST
+    if found < least:
+        raise ConfigError(
+            f"rollouts={rollouts}: about {found:.0f} of these episodes are held out for the gate, expected {least:.0f} "
+            "or more. Raise rollouts or offline.loop.held_out, or leave the stage offline out."
+        )
