@@ -160,9 +160,8 @@ def refine(out: Path, id: str, setting: Setting, name: str, seed: int, jobs: int
     over += [] if any(o.startswith("threads=") for o in over) else [f"threads={threads}"]
     given = [*task_of(setting.base), *setting.task, f"dataset={base / 'data'}", f"seed={seed}", "tracker=local"]
     if over[0] == "refine":
-        robopolicy(
-            *over, *given, f"out={run}", f"episodes={setting.base.episodes}", "videos=0", threads=threads, log=log
-        )
+        many = f"episodes={setting.base.episodes}"
+        robopolicy(*over, *given, f"out={run}", many, "videos=0", threads=threads, log=log)
         run /= "refined"
     else:
         robopolicy("train", *given, f"run_dir={run}", *over, threads=threads, log=log)

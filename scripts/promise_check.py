@@ -29,6 +29,7 @@ from robopolicy.core.errors import RobopolicyError
 from robopolicy.core.trees import flatten
 
 TRIES = 12  # contexts that an option may be tried in, where many know its keys
+FILLED = {"mount": "tool", "board.columns": "7", "board.rows": "4", "board.square_m": "0.03"}  # keys that must be given
 OPEN = "=somewhere"  # how scripts/promise_list.py reads `key=…`
 Context = tuple[str, ...]  # verb, then overrides
 ALONE = ("--config-dir", "--allow")  # options of the command line with a value
@@ -109,7 +110,7 @@ def problem(context: Context, also: str = "") -> str:
     given = list(context[1:])
     for name in needed(context[0]):
         if not any(o.split("=")[0].lstrip("+~") == name for o in given):
-            given.append(f"{name}=somewhere")
+            given.append(f"{name}={FILLED.get(name, 'somewhere')}")
     try:
         compose(verb, given)
     except RobopolicyError as error:

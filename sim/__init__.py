@@ -10,6 +10,7 @@ from typing import Any, Protocol, runtime_checkable
 from robopolicy.core.errors import ConfigError, closest
 from robopolicy.sim.env import SimEnv
 from robopolicy.sim.experts.waypoints import Expert
+from robopolicy.sim.physics import WarpOptions
 from robopolicy.sim.randomization import Randomization
 from robopolicy.sim.tasks import make_task, register, task_names
 from robopolicy.sim.tasks.base import Task
@@ -32,6 +33,8 @@ def make(task: str | Task, num_envs: int, seed: int = 0, **kw: Any) -> SimEnv:
     task_kw = {k: v for k, v in kw.items() if k not in env_keys}
     if isinstance(env_kw.get("randomization"), dict):
         env_kw["randomization"] = Randomization(**env_kw["randomization"])
+    if isinstance(env_kw.get("warp"), dict):
+        env_kw["warp"] = WarpOptions(**env_kw["warp"])
     if isinstance(env_kw.get("cloud"), dict):
         env_kw["cloud"] = PointCloud(**env_kw["cloud"])
     if isinstance(task, str):

@@ -1,14 +1,11 @@
-"""Step N copies of a model in C++ threads.
-
-One small interface (`Physics`) hides which MuJoCo API does the stepping; today `mujoco.rollout.Rollout`'s
-persistent thread pool, which every MuJoCo from 3.3 on has.
-"""
+"""Step N copies of a model in C++ threads: `mujoco.rollout.Rollout`'s pool, which every MuJoCo from 3.3 on has."""
 
 from __future__ import annotations
 
 import logging
 import os
 from collections.abc import Sequence
+from typing import Any
 
 import mujoco
 import numpy as np
@@ -17,6 +14,8 @@ from numba import njit
 from numpy.typing import NDArray
 
 from robopolicy.core.errors import ConfigError
+
+Array = NDArray[np.float64]
 
 _FULL = int(mujoco.mjtState.mjSTATE_FULLPHYSICS)
 _HUGE = 1e6  # a position or velocity beyond this is divergence (MuJoCo's own bound is 1e10)
@@ -45,8 +44,21 @@ def compile_model(xml: str) -> mujoco.MjModel:
     return model
 
 
-class Physics:
-    """State of N simulations and the call that advances them all.
+def state_arrays(model: mujoco.MjModel, num_envs: int) -> tuple[Array, Array, Array]:
+    """Return the states [N 1+nq+nv] (time, qpos, qvel) as zeros, and views of qpos [N nq] and qvel [N nv] in them.
+
+    Raises:
+        ConfigError: MuJoCo's full state of this model is laid out otherwise.
+    """
+    size = mujoco.mj_stateSize(model, _FULL)
+    if size != 1 + model.nq + model.nv:
+        raise ConfigError(f"unexpected physics state layout: {size} numbers for nq {model.nq} and nv {model.nv}")
+    state = np.zeros((num_envs, size))
+    return state, state[:, 1 : 1 + model.nq], state[:, 1 + model.nq :]
+
+
+class RolloutPhysics:
+    """Hold the states of N simulations, and advance them on the CPU (a Physics, see sim/physics.py).
 
     The solver starts cold (rollout zeroes the warm start, `Task.xml` turns it off), so a trajectory is a function of
     state and controls alone: the same bits for any N, thread count, neighbours, or a save and resume between.
@@ -56,6 +68,8 @@ class Physics:
         substeps: physics steps per `step`.
         threads: C++ threads; None: one per available core. 1 runs on the calling thread.
     """
+
+    deterministic = True
 
     def __init__(
         self,
@@ -67,35 +81,21 @@ class Physics:
     ) -> None:
         models = [model] * num_envs if isinstance(model, mujoco.MjModel) else list(model)
         if len(models) != num_envs:
-            raise ConfigError(f"Physics needs one model or one per env: expected {num_envs}, found {len(models)}")
+            raise ConfigError(f"physics: expected one model or one per env, {num_envs}; found {len(models)}")
         self.models = models
         self.substeps = substeps
         self.threads = max(1, min(threads or available_cores(), num_envs))
         m = models[0]
-        size = mujoco.mj_stateSize(m, _FULL)
-        if size != 1 + m.nq + m.nv:
-            raise ConfigError(f"unexpected physics state layout: {size} numbers for nq {m.nq} and nv {m.nv}")
-        self.state = np.zeros((num_envs, size))  # [N 1+nq+nv]: time, qpos, qvel
-        self.qpos: NDArray[np.float64] = self.state[:, 1 : 1 + m.nq]  # [N nq] views
-        self.qvel: NDArray[np.float64] = self.state[:, 1 + m.nq :]  # [N nv]
-        self._out = np.empty((num_envs, substeps, size))
+        self.state, self.qpos, self.qvel = state_arrays(m, num_envs)
+        self._out = np.empty((num_envs, substeps, self.state.shape[1]))
         self._ctrl = np.empty((num_envs, substeps, m.nu))
         self._data = [mujoco.MjData(m) for _ in range(self.threads)]
         self._pool = rollout.Rollout(nthread=self.threads if self.threads > 1 else 0)
         # Small chunks keep both threads busy to the end: contact-rich envs cost several times more than others.
         self._chunk = max(1, num_envs // (self.threads * 16))
 
-    def step(self, ctrl: NDArray[np.float64], start: NDArray[np.float64] | None = None) -> NDArray[np.bool_]:
-        """Advance all envs by `substeps`.
-
-        Args:
-            ctrl: [N nu] servo targets at the end of the step.
-            start: [N k] targets of the first k servos before the step: they ramp from there to `ctrl` linearly, as a
-                robot's own interpolator does; without it all targets jump at once.
-
-        Returns:
-            [N] bool: the env diverged (non-finite or absurd numbers). Its state stays the last good one.
-        """
+    def step(self, ctrl: Array, start: Array | None = None) -> NDArray[np.bool_]:
+        """Advance all envs, see Physics."""
         _ramp(ctrl if start is None else start, ctrl, self._ctrl)
         self._pool.rollout(
             self.models,
@@ -107,16 +107,14 @@ class Physics:
             state=self._out,
             chunk_size=self._chunk,
         )
-        bad = np.empty(len(self.state), dtype=np.bool_)
-        _accept(self._out, self.state, bad)
-        return bad
+        return accept(self._out[:, -1], self.state)
 
     def close(self) -> None:
         self._pool.close()
 
 
 @njit(cache=True, nogil=True)
-def _ramp(start: NDArray[np.float64], end: NDArray[np.float64], out: NDArray[np.float64]) -> None:
+def _ramp(start: Array, end: Array, out: Array) -> None:
     """out [N S nu] ← from `start` [N k] (its first k columns) linearly to `end` [N nu], which the last substep has."""
     substeps = out.shape[1]
     for n in range(out.shape[0]):
@@ -129,12 +127,15 @@ def _ramp(start: NDArray[np.float64], end: NDArray[np.float64], out: NDArray[np.
 
 
 @njit(cache=True, nogil=True)
-def _accept(out: NDArray[np.float64], state: NDArray[np.float64], bad: NDArray[np.bool_]) -> None:
-    """state [N D] ← the last of `out` [N S D] where all its numbers are sound; bad [N] tells where not."""
-    for n in range(out.shape[0]):
+def accept(new: NDArray[Any], state: Array) -> NDArray[np.bool_]:
+    """Copy `new` [N D] into `state` where all of an env's numbers are sound, and return [N] where they are not."""
+    bad = np.empty(len(state), dtype=np.bool_)
+    for n in range(len(state)):
         sound = True
-        for i in range(out.shape[2]):
-            sound &= abs(out[n, -1, i]) < _HUGE  # NaN compares false
+        for i in range(state.shape[1]):
+            sound &= abs(new[n, i]) < _HUGE  # NaN compares false
         if sound:
-            state[n] = out[n, -1]
+            for i in range(state.shape[1]):
+                state[n, i] = new[n, i]
         bad[n] = not sound
+    return bad

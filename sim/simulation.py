@@ -18,8 +18,9 @@ from robopolicy.core.types import STATE, TASK, EnvSpec, Feature, Obs
 from robopolicy.envs.episode_queue import EpisodeQueue
 from robopolicy.sim.camera_observations import CameraObservations
 from robopolicy.sim.control import JointFilter, make_controller
-from robopolicy.sim.engine import Physics, compile_model
+from robopolicy.sim.engine import compile_model
 from robopolicy.sim.kinematics import Frame, forward, serial_arm, twist, yaw_of
+from robopolicy.sim.physics import Engine, Physics, WarpOptions, make_physics
 from robopolicy.sim.randomization import ModelBank, Randomization
 from robopolicy.sim.render import Camera, Offset, Quality
 from robopolicy.sim.tasks.base import Task
@@ -50,6 +51,8 @@ class Simulation:
         randomization: domain randomisation, off by default.
         joint_filter: joint targets [N n] -> permitted joint targets [N n], between IK and physics.
         threads: C++ threads; None: one per core.
+        physics: "rollout" (MuJoCo in C++ threads), or "warp" (MuJoCo Warp on a GPU, the extra `warp`).
+        warp: device and memory of "warp", see WarpOptions.
     """
 
     def __init__(
@@ -58,6 +61,7 @@ class Simulation:
         image_size: tuple[Side, Side] = (96, 96), points: tuple[str, ...] = (), cloud: PointCloud | None = None,
         camera_offset: Offset = (0.0, 0.0, 0.0), render_quality: Quality = "fast", pictures: bool = True,
         randomization: Randomization | None = None, joint_filter: JointFilter | None = None, threads: int | None = None,
+        physics: Engine = "rollout", warp: WarpOptions | None = None,
     ) -> None:  # fmt: skip
         if num_envs < 1:
             raise ConfigError(f"num_envs must be at least 1, found {num_envs}")
@@ -76,9 +80,10 @@ class Simulation:
         self.model = compile_model(xml)
         self.at = task.bind(self.model)
         self._bank = ModelBank(self.model, num_envs) if self.randomization.physical else None
-        self.physics = Physics(
-            self._bank.models if self._bank else self.model, num_envs=num_envs, substeps=task.substeps, threads=threads
-        )
+        self.physics: Physics = make_physics(
+            physics, self.model, self._bank, num_envs=num_envs, substeps=task.substeps, threads=threads, warp=warp,
+            capacity=task.capacity,
+        )  # fmt: skip
         self.controller = make_controller(
             control, num_envs, dt=self.dt, joint_filter=joint_filter, arm=self.arm, workspace=task.box,
             speed=task.speed * task.model.layout.speed,
@@ -107,7 +112,7 @@ class Simulation:
 
         self._reset_rows(np.arange(n))  # the layout follows from a first observation; the stream starts over below
         self.layout = StateLayout.of(self._groups(self._scene()))
-        self.spec = self._spec(xml, control)
+        self.spec = self._spec(xml, control, physics)
         self._queue.reseed(seed)
         self._measure()
         self._queue.start(None)
@@ -180,18 +185,9 @@ class Simulation:
         tcp, yaw, twist = self._tcp[r], self._yaw[r], self._twist[r]
         lag = np.empty((len(tcp), 4))
         lag[:, :3], lag[:, 3] = c.pos[r] - tcp, c.yaw[r] - yaw
-        return Scene(
-            qpos=qpos,
-            qvel=self.physics.qvel[r],
-            extra=self._extra[r],
-            tcp=tcp,
-            yaw=yaw,
-            tcp_vel=twist[:, :3],
-            yaw_rate=twist[:, 5],
-            opening=qpos[:, self.dof] + qpos[:, self.dof + 1],
-            lag=lag,
-            gripper=c.grip[r],
-        )
+        arm = {"tcp": tcp, "yaw": yaw, "tcp_vel": twist[:, :3], "yaw_rate": twist[:, 5], "lag": lag}
+        opening = qpos[:, self.dof] + qpos[:, self.dof + 1]
+        return Scene(qpos, self.physics.qvel[r], self._extra[r], opening=opening, gripper=c.grip[r], **arm)
 
     def _groups(self, scene: Scene) -> dict[str, Array]:
         return {**arm_features(scene), **(self.task.observe(self.at, scene) if self.objects else {})}
@@ -221,7 +217,7 @@ class Simulation:
             obs |= self.views.observe(self.physics.state[index], self._extra[index], *episode, seen)
         return obs
 
-    def _spec(self, xml: str, control: str) -> EnvSpec:
+    def _spec(self, xml: str, control: str, physics: Engine) -> EnvSpec:
         identity = {
             "xml": xml,
             "task": self.task.parameters(),
@@ -230,6 +226,7 @@ class Simulation:
             "randomization": asdict(self.randomization),
             "features": self.layout.names,
             **self.views.identity(self.render_quality),
+            **({} if physics == "rollout" else {"physics": physics}),
         }
         text = json.dumps(identity, sort_keys=True, default=list)
         features = {
@@ -246,5 +243,6 @@ class Simulation:
             horizon=self.task.horizon,
             digest=hashlib.sha256(text.encode()).hexdigest()[:16],
             joint_access=True,
-            resumable=True,
+            resumable=self.physics.deterministic,
+            deterministic=self.physics.deterministic,
         )

@@ -36,12 +36,14 @@ def test_every_page_promises_something_and_few_things_are_not_tried() -> None:
     commands = [p for p in PROMISES if p.kind == "command"]
     assert sum(bool(p.why_not or p.why_composed) for p in commands) < len(commands) / 2
     assert set(promise_list.VERBS) | {
+        "arm camera",
         "arm check",
         "arm new",
         "data check",
         "data import",
         "data view",
         "doctor",
+        "push",
     } == set(VERBS)
 
 

@@ -19,7 +19,7 @@ from robopolicy.real.planning.planner import Runner
 from robopolicy.real.safety import Decision, Mode, SafetyChain, SafetyError
 from robopolicy.real.safety.array_ops import Array
 from robopolicy.real.safety.decision import Measured
-from robopolicy.real.teleoperation.teleoperator import Driver, Teleoperator
+from robopolicy.real.teleoperation.teleoperator import CommandSource, Driver
 
 # The reference waits for a command that trails it: each tick for CATCH_UP of the lag, and in sum for no more than
 # MAX_WAIT of a control step.
@@ -51,7 +51,7 @@ class ControlLoop:
     def __init__(
         self, robot: Robot, chain: SafetyChain, decoder: ActionDecoder, runner: Runner, observe: Observe,
         buffer: ChunkBuffer, *, clock: Callable[[], float], history: int = 1, lead: int = 0, shadow: bool = False,
-        early: float = 0.0, grace: float = 0.0, journal: Journal | None = None, operator: Teleoperator | None = None,
+        early: float = 0.0, grace: float = 0.0, journal: Journal | None = None, operator: CommandSource | None = None,
         delays: Delays | None = None, age: float = 0.0, forecaster: StateForecaster | None = None,
     ) -> None:  # fmt: skip
         if tuple(robot.joints) != chain.profile.joints:

@@ -50,16 +50,23 @@ class Reference:
     period: float
 
     def at(self, time: float) -> Array:
-        """Return [n] rad at `time` s; beyond the last point as `follow`."""
-        u = max(0.0, (time - self.begin) / self.period)
+        """Return [n] rad at `time` s.
+
+        Beyond its ends the spline goes on for a segment as if one more step of the same size followed, as `follow`
+        does, or came before: a state may be older than the control step that `points` begin with.
+        """
+        u = (time - self.begin) / self.period
+        if u < 0.0:
+            before = 2 * self.points[:1] - self.points[1:2]
+            return follow(np.concatenate([before, self.points[:3]]), max(u + 1.0, 0.0))
         k = min(int(u), len(self.points) - 4)
         return follow(self.points[k : k + 4], u - k)
 
     def velocity(self, time: float) -> Array:
-        """Return [n] rad/s at `time` s, or where the first segment begins if that is later."""
+        """Return [n] rad/s at `time` s, or a segment before the first one begins if that is later."""
         h = SHORT * self.period
-        before, after = max(time - h, self.begin), max(time, self.begin) + h
-        return (self.at(after) - self.at(before)) / (after - before)
+        at = max(time, self.begin - self.period + h)
+        return (self.at(at + h) - self.at(at - h)) / (2 * h)
 
 
 def forecast(state: State, points: Array, goals: Sequence[Array], *, begin: float, period: float, seen: float,

@@ -123,7 +123,7 @@ def deploy(**options: Any) -> list[Episode]:
     print(limits_in_force(profile), flush=True)
     for episode in ROBOTS[config.robot](deployment):
         done.append(episode)
-        print(of_episode(episode, len(done), config.episodes), flush=True)
+        print(of_episode(done, config.episodes), flush=True)
     if config.record is not None:
         print(summary(config.record))
     print(report(done))

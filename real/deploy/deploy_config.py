@@ -61,7 +61,7 @@ class DeployConfig:
     robot: str = "mujoco"
     task: Node | None = None
     which: Literal["latest", "best"] = "latest"
-    episodes: Count = 20
+    episodes: Count = 1
     safety: dict[str, Any] | None = None
     speed: Positive = 1.0
     latency_ms: Natural = 0

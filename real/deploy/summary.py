@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -52,8 +53,9 @@ def joint_speeds(profile: Profile, speed: float) -> Array:
     return np.asarray(np.abs(np.linalg.pinv(jacobian)[:, :3]).max(axis=1) * speed)
 
 
-def of_episode(episode: Episode, number: int, count: int) -> str:
-    """Say how an episode ended, in a line."""
+def of_episode(done: Sequence[Episode], count: int) -> str:
+    """Say in a line how the newest of `count` episodes ended, and how many succeeded so far."""
+    episode = done[-1]
     faults = {r.removeprefix("fault:"): n for r, n in episode.reasons.items() if r.startswith("fault:")}
     if episode.aborted:
         how = f"aborted by the arm ({episode.aborted})"
@@ -64,7 +66,8 @@ def of_episode(episode: Episode, number: int, count: int) -> str:
     else:
         how = "success" if episode.success else "no success"
     changed = round(episode.changed * episode.ticks)
-    return f"episode {number} of {count}: {how}, {episode.ticks} ticks, {changed} of them changed"
+    so_far = f"; success so far {sum(e.success for e in done)} of {len(done)}" if len(done) > 1 else ""
+    return f"episode {len(done)} of {count}: {how}, {episode.ticks} ticks, {changed} of them changed{so_far}"
 
 
 def report(done: list[Episode]) -> str:

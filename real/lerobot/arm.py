@@ -49,6 +49,7 @@ class LeRobotArm:
             action).
         error: text of the newest failure.
         sent: [n] rad, the newest goal that was sent, before it the first one; None: none yet.
+        sent_action: the same as LeRobot's action, with the gripper; empty: none yet.
     """
 
     def __init__(
@@ -69,6 +70,7 @@ class LeRobotArm:
             self._command: tuple[Array, float, float] | None = None  # [1+S n] rad, m, s
             self._past: deque[tuple[float, Array]] = deque(maxlen=16)
             self.sent: Array | None = None
+            self.sent_action: dict[str, float] = {}
             self._sent_at = self._since
 
     @property
@@ -121,7 +123,7 @@ class LeRobotArm:
             return
         with self._lock:
             if self._command is not None:  # no new episode began meanwhile
-                self.sent, self._sent_at = goal[0], at
+                self.sent, self._sent_at, self.sent_action = goal[0], at, sent
         self.counts["driver_changed"] += changed
 
     # -- inside -----------------------------------------------------------------------------------------------------

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,8 +19,8 @@ from robopolicy.real.deploy.deploy_config import DeployConfig
 from robopolicy.real.deploy.simulated_arm import Episode
 from robopolicy.real.deploy.summary import limits_in_force, of_episode
 from robopolicy.real.lerobot.arm import LeRobotArm
+from robopolicy.real.lerobot.bus import ArmBus, wait_until_fresh, wait_until_still
 from robopolicy.real.lerobot.connection import connect, make_robot
-from robopolicy.real.lerobot.simulated import bus_summary
 from robopolicy.real.lerobot.wiring import LeRobotWiring, load_wiring
 from robopolicy.real.recording.recorder import Recorder
 from robopolicy.real.ros2.policy_runtime import PolicyRuntime, policy_id_of
@@ -32,10 +30,6 @@ from robopolicy.real.safety.tracking import not_claimed
 from robopolicy.real.teleoperation.teleoperated_sim import first_interrupt
 from robopolicy.runs.run_dir import own_task, read_config
 
-FIRST = 5.0  # s in which the first state and pictures must come
-MEASURED = 8  # states until the arm's speed is known: the first one has none to differ from
-STILL = 0.1  # rad/s: a joint that is faster is not at rest; an encoder's step within WINDOW is 0.04
-
 
 class Pictures:
     """Hand the pictures in LeRobot's observations to a policy, and tell the watchdogs of those that changed."""
@@ -43,6 +37,7 @@ class Pictures:
     def __init__(self, runtime: PolicyRuntime, wiring: LeRobotWiring) -> None:
         self.runtime, self.wiring, self.error = runtime, wiring, ""
         self.newest: dict[str, Array] = {}
+        self.came: set[str] = set()  # of this episode: a camera that froze shows the picture of the one before
         self.chain: SafetyChain | None = None
 
     def __call__(self, values: dict[str, Any]) -> None:
@@ -56,6 +51,7 @@ class Pictures:
                 self.error = str(error)
                 continue
             self.newest[key] = pixels.copy()
+            self.came.add(key)
             if self.chain is not None:
                 self.chain.feed(key, time.monotonic())
 
@@ -80,60 +76,18 @@ class Session:
         self.loop: ControlLoop = runtime.loop(self.arm, self.chain, time.monotonic)
         self.stop = ""  # why the operator ends the episode
 
-    @contextmanager
-    def exchanging(self) -> Iterator[None]:
-        """Exchange with the bus in a thread meanwhile, and until the stop of the newest command is over."""
-        over = threading.Event()
-
-        def work() -> None:
-            due = time.monotonic()
-            while not over.is_set():
-                self.arm.exchange()
-                due = max(due + self.arm.dt, time.monotonic())
-                over.wait(due - time.monotonic())
-
-        thread = threading.Thread(target=work, name="bus", daemon=True)
-        thread.start()
-        try:
-            yield
-        finally:
-            try:
-                time.sleep(self.arm.stops_in)  # after an error or a second Ctrl-C the arm still moves
-            finally:
-                over.set()
-                thread.join(FIRST)
-                print(bus_summary(self.arm.counts), self.arm.error)
-
     def ready(self) -> State:
-        """Wait for the first state, and for the pictures that the policy sees.
-
-        Raises:
-            SafetyError: they do not come, or the arm moves.
-        """
-        until, speeds = time.monotonic() + FIRST, 0
-        state: State | None = None
-        while speeds < MEASURED or len(self.pictures.newest) < len(self.runtime.cameras):
-            if time.monotonic() > until:
-                missing = sorted(set(self.runtime.cameras) - set(self.pictures.newest)) or "joints"
-                raise SafetyError(f"robot: nothing has come of {missing}. {self.pictures.error or self.arm.error}")
-            time.sleep(self.arm.dt)
-            if (newest := self.arm.read()) is not None:
-                state, speeds = newest, speeds + 1
-        assert state is not None
-        if (fastest := float(np.abs(state.qd).max())) > STILL:
-            raise SafetyError(f"state: the arm moves at {fastest:.2f} rad/s. Hold it still, or support it")
-        return state
+        """Wait for the first state, and for the pictures that the policy sees; see `wait_until_still`."""
+        lacking = lambda: sorted(set(self.runtime.cameras) - self.pictures.came)  # noqa: E731
+        return wait_until_still(self.arm, lacking, lambda: self.pictures.error)
 
     def run(self, seed: int) -> Episode:
         """Run an episode until the operator stops it, its time is over, or a fault; the arm stands then."""
         self.stop, loop, changed, ticks, reasons = "", self.loop, 0, 0, Counter[str]()
         self.arm.forget()
+        self.pictures.came.clear()
         self.ready()
-        until = time.monotonic() + FIRST
-        while not self.arm.fresh:  # the state that the loop starts from
-            if time.monotonic() > until:
-                raise SafetyError(f"robot: no state comes any more. {self.arm.error}")
-            time.sleep(0.1 * self.arm.dt)
+        wait_until_fresh(self.arm)
         self.runtime.begin(self.chain, seed)
         loop.counts.clear()
         for key in self.runtime.cameras:
@@ -166,22 +120,6 @@ def with_own_task(config: DeployConfig) -> DeployConfig:
     return replace(config, task=own_task(read_config(run_dir) or {}))
 
 
-@contextmanager
-def released(robot: Any) -> Iterator[None]:
-    """Disconnect LeRobot's arm at the end. A bus that is dead by then hides no other error."""
-    try:
-        yield
-    finally:
-        if robot.bus.is_connected:
-            try:
-                robot.disconnect()
-            except Exception as error:
-                said = " ".join(str(error).split())
-                print(f"robot: could not be disconnected ({type(error).__name__}: {said}). Its motors may still hold: "
-                      "support the arm, and switch its supply off", flush=True)  # fmt: skip
-                robot.bus.disconnect(disable_torque=False)  # closes the port
-
-
 def run_live(
     config: DeployConfig, *, make: Callable[[dict[str, Any]], Any] = make_robot, ask: Callable[[str], str] = input
 ) -> list[Episode]:
@@ -201,16 +139,16 @@ def run_live(
     done: list[Episode] = []
     try:
         robot = make(wiring.robot)
-        with released(robot):
+        with ArmBus(robot) as bus:
             session = Session(config, runtime, wiring, robot)
-            with session.exchanging():
+            with bus.exchanging(session.arm):
                 runtime.warm_up(session.ready())
                 print(limits_in_force(session.profile), *not_claimed(session.profile), sep="\n", flush=True)
                 for number, seed in enumerate(config.seeds, 1):
                     if ask(f"Enter begins episode {number} of {config.episodes}, q ends: ").strip().lower() == "q":
                         break
                     done.append(_episode(session, seed, ask))
-                    print(of_episode(done[-1], number, config.episodes), flush=True)
+                    print(of_episode(done, config.episodes), flush=True)
     finally:
         runtime.close()
     return done

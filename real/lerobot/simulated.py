@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import closing
 from typing import Any
@@ -13,6 +12,7 @@ from robopolicy.policies.base import Policy
 from robopolicy.real.control.robots import State
 from robopolicy.real.deploy.deployment import Deployment
 from robopolicy.real.deploy.simulated_arm import Episode, SimulatedArm
+from robopolicy.real.lerobot.bus import bus_summary
 from robopolicy.real.lerobot.mock_arm import MockArm
 from robopolicy.real.lerobot.mock_port import BusTrouble
 from robopolicy.real.lerobot.wiring import LeRobotWiring, load_wiring
@@ -76,9 +76,3 @@ def run_episodes(deployment: Deployment) -> Iterator[Episode]:
         for seed in deployment.seeds:
             yield it.run(seed)
         print(bus_summary(it.arm.driver.counts))
-
-
-def bus_summary(counts: Counter[str]) -> str:
-    """Say in a line how the bus fared."""
-    failed = {k: n for k, n in counts.items() if n and k != "reads"}
-    return f"bus: {counts['reads']} states read; {failed or 'nothing lost or late'}"

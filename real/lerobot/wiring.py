@@ -12,13 +12,20 @@ import pydantic
 
 from robopolicy import configs
 from robopolicy.core.types import IMAGES
-from robopolicy.core.untrusted import checked, refusing
+from robopolicy.core.untrusted import below, checked, inside, refusing
 from robopolicy.real.ros2.channels import STRICT, CameraTopic, WiringError, read_preset
 from robopolicy.real.ros2.wiring import FrameNames, PatienceFile, Short, Wiring, limits_file
 from robopolicy.real.safety import SafetyError, read_profile
 
 FOLDER = Path(configs.__file__).parent / "lerobot"
 SILENT = ("joint_states", "joint_commands", "robot_description", "keys", "trajectory", "gripper", "intervention")
+
+
+# Devices that a wiring file may name: LeRobot opens them, and writes to the port.
+PORT = re.compile(
+    r"/dev/(tty(ACM|AMA|GS|HS|mxc|O|S|SC|THS|USB|XRUSB)\d+|(tty|cu)\.[\w.-]+|rfcomm\d+|serial/by-(id|path)/[\w.:+-]+)|COM\d+"
+)
+CAMERA = re.compile(r"/dev/(video\d+|v4l/by-(id|path)/[\w.:+-]+)")
 
 
 class _Gripper(TypedDict):
@@ -110,6 +117,7 @@ def parse(data: Any, where: str = "wiring", folder: Path = Path()) -> LeRobotWir
         raise WiringError(f"{where}: joints, gripper: one motor stands for two joints: {list(motors)}")
     if unknown := set(found["reversed"]) - set(names):
         raise WiringError(f"{where}: reversed: {sorted(unknown)} are no motors of `joints`: {list(names)}")
+    options = _options(found["robot"], where, folder)
     dogs = found["watchdogs"]
     if min(dogs["state"].slow, dogs["state"].hold, dogs["state"].fault) < 2 * found["tick_s"]:
         raise WiringError(f"{where}: watchdogs.state: less than two ticks of {found['tick_s']} s. Give more")
@@ -122,4 +130,39 @@ def parse(data: Any, where: str = "wiring", folder: Path = Path()) -> LeRobotWir
         opening=gripper["opening_m"] if gripper else 0.0,
     )  # fmt: skip
     changed = None if found["changed"] is None else datetime.date.fromisoformat(found["changed"])
-    return LeRobotWiring(arm, found["robot"], changed, found["reversed"], gripper["motor"] if gripper else None)
+    return LeRobotWiring(arm, options, changed, found["reversed"], gripper["motor"] if gripper else None)
+
+
+def _options(robot: dict[str, Any], where: str, folder: Path) -> dict[str, Any]:
+    """Check the devices and the folder that options of LeRobot's class name; the file may come from anyone.
+
+    Raises:
+        WiringError: a port or camera is no device, or `calibration_dir` lies elsewhere than below `folder`.
+    """
+    if not isinstance(port := robot.get("port"), str) or not (PORT.fullmatch(port) or _is_port(port)):
+        raise WiringError(
+            f"{where}: robot.port: expected a serial device, e.g. /dev/ttyACM0, /dev/serial/by-id/… or COM3; found "
+            f"{port!r}. `lerobot-find-port` finds it"
+        )
+    cameras = robot.get("cameras")
+    for name, camera in cameras.items() if isinstance(cameras, dict) else ():
+        path = camera.get("index_or_path", 0) if isinstance(camera, dict) else 0
+        if type(path) is not int and not (isinstance(path, str) and CAMERA.fullmatch(path)):
+            raise WiringError(
+                f"{where}: robot.cameras.{name}.index_or_path: expected a number, or a device such as /dev/video0; "
+                f"found {path!r}"
+            )
+    if (given := robot.get("calibration_dir")) is None:
+        return robot
+    calibration = below(folder, given, where=f"{where}: robot.calibration_dir", error=WiringError)
+    if not calibration.is_dir():
+        raise WiringError(f"{where}: robot.calibration_dir: expected a folder beside this file, found none: {given!r}")
+    file = f"{robot.get('id')}.json"
+    inside(calibration, file, where=f"{where}: robot.id", error=WiringError)
+    return {**robot, "calibration_dir": str(calibration)}
+
+
+def _is_port(name: str) -> bool:
+    """Whether a name below /dev is a link of udev to a serial device."""
+    path = Path(name)
+    return name.startswith("/dev/") and path.is_symlink() and bool(PORT.fullmatch(str(path.resolve())))

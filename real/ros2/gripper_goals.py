@@ -13,7 +13,7 @@ from rclpy.lifecycle import LifecycleNode
 from robopolicy.real.ros2.channels import GripperTopic
 from robopolicy.real.ros2.outputs import OnFailure, action_type
 
-ANSWER_S = 1.0  # s that a gripper may take to answer a goal
+ANSWER_S = 1.0  # s that a gripper may take to answer a goal, and to end a canceled one
 STEP = 0.001  # m: openings nearer to the last goal than this need no new one
 
 
@@ -21,7 +21,7 @@ class GripperGoals:
     """Send one goal at a time: a new opening cancels the running goal and follows when that has ended.
 
     A gripper that closes on an object aborts its goal in some drivers, so an aborted goal is no fault: the measured
-    opening says what it holds. A rejected goal and one without an answer are faults.
+    opening says what it holds. A rejected goal, one without an answer, and a canceled one that goes on are faults.
 
     Args:
         on_failure: called with a sentence when the gripper gives up.
@@ -48,7 +48,10 @@ class GripperGoals:
         """Take the wanted opening [m]; called again and again."""
         if self.clock() - self._asked > ANSWER_S:
             self._asked = math.inf
-            self.on_failure(f"gripper: {self.topic.name!r} has not answered a goal for {ANSWER_S} s")
+            late = f"has not answered a goal for {ANSWER_S} s"
+            if self._handle is not None:
+                late = f"has not ended the canceled goal of {self._goal:.3f} m within {ANSWER_S} s"
+            self.on_failure(f"gripper: {self.topic.name!r} {late}")
             return
         if self._asked < math.inf or abs(opening - self._goal) <= STEP:
             return

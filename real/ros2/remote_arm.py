@@ -170,6 +170,7 @@ class RemoteArm:
         """Fault, and send no more commands: the driver has given up, and stops the arm by itself."""
         if self.active and not self.muted:
             self.muted = True
+            self.counts["driver_failed"] += 1
             self.chain.fault(why)
 
     def hear(self, name: str, at: float) -> None:

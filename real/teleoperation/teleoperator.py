@@ -10,7 +10,7 @@ import math
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -80,6 +80,18 @@ class TeleopCommand(NamedTuple):
     action: Array | None = None  # [Da] of the task's action space
     back: Commanded | None = None  # instead: an earlier commanded pose
     halt: str = ""  # instead: stop, for this reason
+
+
+class CommandSource(Protocol):
+    """Give a control loop commands in place of its policy's, one a control step."""
+
+    def start(self) -> None:
+        """Begin an episode."""
+        ...
+
+    def command(self, now: float, commanded: Commanded) -> TeleopCommand | None:
+        """Return the command for the control step at `now` s from the pose `commanded`; None: the policy drives."""
+        ...
 
 
 class Teleoperator:

@@ -88,6 +88,12 @@ VERBS = {
             _RESTARTS,
         ),
         Verb(
+            "arm camera",
+            "lens and pose of a camera, from pictures of a board (hand–eye calibration)",
+            "robopolicy.real.arms.camera:arm_camera",
+            _RESTARTS,
+        ),
+        Verb(
             "serve",
             "a policy for arms on other machines",
             "robopolicy.real.planning.server:serve",

@@ -169,6 +169,7 @@ class EnvFile(SharedFile):
     chunk: pydantic.NonNegativeInt
     joint_access: bool
     resumable: bool
+    deterministic: bool = True  # which worlds written before 2026-11-27 do not say
     branches: bool = False  # which worlds written before 2026-11-25 do not say
 
     def spec(self) -> EnvSpec:

@@ -97,6 +97,7 @@ class EnvSpec:
     `joint_access`: joint commands pass a hook between IK and physics, so safety limits can be trained under.
     `resumable`: `state_dict` holds the unfinished episodes, so training resumes bit for bit. Other envs are reset after
     `load_state_dict` (those that are not `Stateful` are only reset), and training continues with new episodes.
+    `deterministic`: an episode's trajectory is a function of its seed and its actions, bit for bit. Else its start is.
     `branches`: episodes start from states inside recorded ones and are cut early, so they have no outcome.
     """
 
@@ -112,6 +113,7 @@ class EnvSpec:
     joint_access: bool = False
     resumable: bool = False
     branches: bool = False
+    deterministic: bool = True
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -143,7 +145,8 @@ class VecEnv(Protocol):
 
     Contract (tests/contracts/test_vec_env.py holds every registered env to it):
     an episode's trajectory is a function of its seed and its actions alone, bit for bit, for any N, thread
-    count and neighbours; `step` resets ended episodes itself; single frames are emitted.
+    count and neighbours, unless `spec.deterministic` is False; `step` resets ended episodes itself; single frames are
+    emitted.
     """
 
     spec: EnvSpec

@@ -15,9 +15,10 @@ from robopolicy.core.errors import ConfigError, closest
 from robopolicy.doctor.checks import CHECKS, Check
 from robopolicy.doctor.fixes import setup_fix
 from robopolicy.doctor.suites import check_suites, check_vulkan
+from robopolicy.doctor.warp import check_warp
 
 
-def examine(checks: Sequence[Callable[[], Check]] = (*CHECKS, check_suites, check_vulkan)) -> list[Check]:
+def examine(checks: Sequence[Callable[[], Check]] = (*CHECKS, check_suites, check_vulkan, check_warp)) -> list[Check]:
     """Run all checks in parallel (most wait for a process); a check that raises is a finding."""
 
     def safely(check: Callable[[], Check]) -> Check:

@@ -1,6 +1,6 @@
 """Probe GL drivers, CUDA and wheels in separate processes, which may crash.
 
-`probe` runs a program and returns its answer; `rendering`, `video`, `cuda` and `tracking` are such programs.
+`probe` runs a program and returns its answer; `rendering`, `video`, `cuda`, `warp` and `tracking` are such programs.
 """
 
 from __future__ import annotations
@@ -101,6 +101,15 @@ def cuda() -> None:
     names = [torch.cuda.get_device_name(i) for i in range(count)]
     memory = [torch.cuda.get_device_properties(i).total_memory for i in range(count)]
     print(json.dumps({"torch": torch.__version__, "cuda": torch.version.cuda, "names": names, "memory": memory}))
+
+
+def warp() -> None:
+    """Report the GPUs that Warp finds, and load MuJoCo Warp."""
+    import mujoco_warp  # noqa: F401
+    import warp as wp
+
+    wp.init()
+    print("\n" + json.dumps({"cuda": [f"{d.alias} {d.name}" for d in wp.get_cuda_devices()]}))
 
 
 def tracking() -> None:

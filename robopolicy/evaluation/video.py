@@ -61,7 +61,7 @@ def film(
 
     Raises:
         SpecError: the env cannot be filmed, or is not the task of the rows.
-        DataError: `strict`, and an episode ended otherwise than on record.
+        DataError: `strict`, and an episode ended otherwise than on record, though the env is deterministic.
     """
     chosen = choose(rows, count) if seeds is None else list(seeds)
     out = Path(out)
@@ -143,7 +143,7 @@ def _film(
                 f"{dict(record.loc[seed])}. The same checkpoint, task, `deterministic` and code must be used, and env "
                 "and policy must be functions of the seed."
             )
-            if strict:
+            if strict and env.spec.deterministic:
                 raise DataError(message)
             _log.warning("%s It is left out.", message)
             writers[seed].discard()

@@ -92,7 +92,8 @@ def off_policy(
 
     with tracker.progress(total_steps, "off-policy") as progress:
         while True:
-            last = state.steps + most > total_steps or solved(state.recent, stop_success, state.steps, env)
+            last = state.steps + most > total_steps
+            last |= stop_success is not None and solved(state.recent, stop_success, state.steps, env)
             if last or checkpointer.requested or state.steps >= pause:
                 if state.logged < state.steps and (last or due(log_every, state.logged, state.steps)):
                     log(state, tracker)

@@ -45,6 +45,7 @@ class Task:
     speed: ClassVar[float] = 1.0  # fraction of the full action step of control="delta_pose" (sim/control.py)
     arms: ClassVar[tuple[str, ...]] = ("panda",)  # simulated arms that can do it (sim/arms.py)
     start_opening: ClassVar[float] = 2 * FINGER_STROKE  # m between the pads
+    capacity: ClassVar[tuple[int, int]] = (32, 160)  # contacts, constraint rows of an env (physics="warp")
     cone: ClassVar[str] = "pyramidal"
     impratio: ClassVar[float] = 1.0
     expert: ClassVar[type[Expert]]

@@ -76,6 +76,7 @@ class Stack(Task):
     clear: float = 0.04  # m from TCP to the cube's centre: no finger can touch it from there
 
     name = "stack"
+    capacity = (48, 256)
     instructions = ("put the red cube on the blue cube",)
     expert = StackExpert
 

@@ -75,6 +75,7 @@ class Tabletop(Task):
     distractors: int = 0
 
     name = "tabletop"
+    capacity = (64, 384)
     extra_size = 2 + CUBES  # the goal that counts, the index of the instruction, where each cube began along x
     expert = TabletopExpert
 

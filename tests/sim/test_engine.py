@@ -11,7 +11,7 @@ from robopolicy import sim
 from robopolicy.core.errors import CheckpointError, ConfigError
 from robopolicy.core.rng import episode_seeds
 from robopolicy.core.types import STATE
-from robopolicy.sim.engine import Physics, compile_model
+from robopolicy.sim.engine import RolloutPhysics, compile_model
 
 FULL = int(mujoco.mjtState.mjSTATE_FULLPHYSICS)
 
@@ -55,14 +55,14 @@ def test_threads_and_splitting_do_not_change_a_bit():
     ctrl = np.concatenate([env.controller.q, np.zeros((7, 2))], axis=1)
     results = []
     for threads in (1, 2, 5):
-        physics = Physics(env.model, num_envs=7, substeps=5, threads=threads)
+        physics = RolloutPhysics(env.model, num_envs=7, substeps=5, threads=threads)
         physics.state[:] = state
         for _ in range(4):
             assert not physics.step(ctrl).any()
         results.append(physics.state.copy())
     halves = []
     for rows in (slice(0, 3), slice(3, 7)):
-        physics = Physics(env.model, num_envs=len(state[rows]), substeps=5)
+        physics = RolloutPhysics(env.model, num_envs=len(state[rows]), substeps=5)
         physics.state[:] = state[rows]
         for _ in range(4):
             physics.step(ctrl[rows])

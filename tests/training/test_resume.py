@@ -22,7 +22,7 @@ from robopolicy.cli.main import main
 from robopolicy.datasets.lerobot_reader import load_episodes
 from robopolicy.runs.checkpointer import Checkpointer, load_policy
 from robopolicy.runs.logger import Tracker
-from robopolicy.sim.engine import Physics
+from robopolicy.sim.engine import RolloutPhysics
 from robopolicy.utils.storage import read_state
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("lerobot"), pytest.mark.timeout(900)]
@@ -265,14 +265,14 @@ def test_other_demonstrations_than_it_began_with_are_refused(
 def test_a_simulation_that_diverges_costs_its_episodes_and_nothing_else(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run, step, calls = folder / "diverging", Physics.step, itertools.count()
+    run, step, calls = folder / "diverging", RolloutPhysics.step, itertools.count()
 
-    def diverge(self: Physics, *args: Any) -> Any:
+    def diverge(self: RolloutPhysics, *args: Any) -> Any:
         if next(calls) % 7 == 6:
             self.qvel[0, 0] = float("nan")
         return step(self, *args)
 
-    monkeypatch.setattr(Physics, "step", diverge)
+    monkeypatch.setattr(RolloutPhysics, "step", diverge)
     assert main(command(folder, "residual", run)) == 0
     state, weights, rows = outcome(run)
     assert not bool(state["training"]["replay"]["store"]["valid"].all())

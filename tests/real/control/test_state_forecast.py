@@ -103,10 +103,21 @@ def test_the_reference_goes_through_all_points_under_way():
         assert np.allclose(way.velocity(t), (way.at(t + h) - way.at(t - h)) / (2 * h), atol=0.02)
 
 
-def test_the_speed_where_the_first_segment_begins_is_that_of_the_segment():
+def test_before_its_first_segment_the_reference_came_at_the_speed_that_it_begins_with():
     steady = Reference(0.1 * np.arange(5.0)[:, None], 1.0, 0.1)  # 1 rad/s
-    for t in (0.95, 0.999, 1.0, 1.001, 1.05):
+    for t in (0.8, 0.905, 0.95, 0.999, 1.0, 1.001, 1.05):
         assert steady.velocity(t) == pytest.approx([1.0]), t
+    assert steady.at(1.0) - steady.at(0.93) == pytest.approx([0.07])
+    assert steady.at(0.5) == pytest.approx(steady.at(0.9)), "a segment and no more"
+    bent = Reference(np.array([[0.0], [0.1], [0.3], [0.4]]), 1.0, 0.1)
+    assert bent.at(1.0 - 1e-6) == pytest.approx(bent.at(1.0), abs=1e-5)
+    assert bent.velocity(1.0 - 1e-6) == pytest.approx(bent.velocity(1.0 + 1e-6), rel=1e-3)
+
+
+def test_a_state_older_than_the_control_step_is_moved_on_by_all_the_way_since():
+    state, steady = State(np.zeros(1), np.ones(1), 0.0), 0.02 * np.arange(4.0)[:, None]  # 0.4 rad/s
+    later = forecast(state, steady, [], begin=1.0, period=0.05, seen=0.96, until=1.04)
+    assert later.q == pytest.approx([0.4 * 0.08]), "without the time before `begin` it was 0.016"
 
 
 def test_to_look_ahead_leaves_the_commanded_pose_alone():

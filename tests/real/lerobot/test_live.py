@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Iterator
 from dataclasses import replace
-from itertools import chain
+from itertools import chain, count
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ from robopolicy.core.types import STATE, ActionSpec, Feature
 from robopolicy.policies.base import Policy
 from robopolicy.real.control.control_loop import ControlLoop
 from robopolicy.real.deploy.deploy_config import DeployConfig
-from robopolicy.real.lerobot import live
+from robopolicy.real.lerobot import bus, live
 from robopolicy.real.lerobot.mock_port import GOAL, BusTrouble, MockPort
 from robopolicy.real.lerobot.wiring import parse
 from robopolicy.real.ros2 import policy_runtime
@@ -72,7 +73,8 @@ class Desk:
 
     def run(self, seconds: float, **options: Any) -> Any:
         drive = replace(DeployConfig(checkpoint="x").drive, episode_s=seconds)
-        config = DeployConfig(checkpoint="x", robot="lerobot", process=False, drive=drive, task=None, **options)
+        config = DeployConfig(checkpoint="x", robot="lerobot", process=False, drive=drive, task=None,
+                              **{"episodes": 20, **options})  # fmt: skip
         return live.run_live(
             config, make=self.make, ask=lambda prompt: self.prompts.append(prompt) or next(self.answers)
         )
@@ -129,6 +131,36 @@ def test_pictures_reach_the_policy_and_a_frozen_camera_holds_the_arm(tmp_path, m
     desk.answers = iter(["", "n", "q"])
     (episode,) = desk.run(30.0)
     assert episode.reasons[IMAGE] > 0 and episode.mode == "FAULT" and episode.reasons[f"fault:{IMAGE}"]
+
+
+def test_a_picture_of_the_episode_before_is_no_picture_of_this_one(tmp_path, monkeypatch):
+    desk = Desk(tmp_path, Turn(sees=True), monkeypatch)
+    desk.wiring = parse(data(cameras={IMAGE: {"name": "top", "latency_s": 0.0}}))
+    make, frozen, shades = desk.make, threading.Event(), count()
+
+    def with_camera(options: Any) -> Any:
+        robot = make(options)
+        read, last = robot.get_observation, np.zeros((48, 64, 3), np.uint8)
+        robot.observation_features["top"] = last.shape
+
+        def seen() -> dict[str, Any]:
+            if not frozen.is_set():
+                last[:] = next(shades) % 250
+            return {**read(), "top": last}
+
+        robot.get_observation = seen
+        return robot
+
+    def ask() -> Iterator[str]:
+        yield from ("", "y")
+        frozen.set()
+        time.sleep(0.2)  # a reading was under way
+        yield ""
+
+    desk.make, desk.answers = with_camera, ask()
+    monkeypatch.setattr(bus, "FIRST", 0.5)
+    with pytest.raises(SafetyError, match=r"nothing has come of \['observation\.images\.front'\]"):
+        desk.run(0.5)
 
 
 def test_an_arm_that_moves_is_not_activated(tmp_path, monkeypatch):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from contextlib import closing
 
 import numpy as np
@@ -15,7 +14,7 @@ from robopolicy.real.deploy.deploy_config import DeployConfig
 from robopolicy.real.deploy.simulated_arm import SimulatedArm
 from robopolicy.real.lerobot.mock_arm import MockArm
 from robopolicy.real.lerobot.mock_port import BusTrouble
-from robopolicy.real.lerobot.simulated import MockedArm, bus_summary
+from robopolicy.real.lerobot.simulated import MockedArm
 from robopolicy.real.lerobot.wiring import load_wiring, parse
 from robopolicy.real.ros2.channels import WiringError
 from robopolicy.real.safety import load_profile
@@ -114,8 +113,3 @@ def test_a_policy_of_another_arm_is_refused():
 def test_options_that_the_robot_would_ignore_are_refused(options, expected):
     with pytest.raises(ConfigError, match=expected):
         check_options(DeployConfig(checkpoint="runs/x", **options))
-
-
-def test_the_summary_names_what_went_wrong():
-    assert bus_summary(Counter(reads=3, reads_failed=0)) == "bus: 3 states read; nothing lost or late"
-    assert "reads_failed" in bus_summary(Counter(reads=3, reads_failed=1))

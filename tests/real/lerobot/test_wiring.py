@@ -44,3 +44,47 @@ def test_wrong_files_are_refused_by_key(change, expected):
 def test_other_names_are_refused():
     with pytest.raises(WiringError, match=r"wiring='mujoco_panda'.*so101_follower"):
         load_wiring("mujoco_panda")
+
+
+def options(**changes: Any) -> dict[str, Any]:
+    """Return the preset's values with other options of LeRobot's class."""
+    return data(robot={**data()["robot"], **changes})
+
+
+@pytest.mark.parametrize(
+    "port", ["/dev/ttyUSB0", "/dev/tty.usbmodem58760431541", "/dev/serial/by-id/usb-1a86_USB-if00", "COM3"]
+)
+def test_serial_devices_are_ports(port):
+    assert parse(options(port=port)).robot["port"] == port
+
+
+@pytest.mark.parametrize(
+    "port", ["/etc/passwd", "/dev/sda", "/dev/tty", "/dev/ttyACM0/../sda", "socket://host:1", "/tmp/ttyACM0", None, 3]
+)
+def test_other_ports_are_refused(port):
+    with pytest.raises(WiringError, match=r"robot\.port: expected a serial device"):
+        parse(options(port=port))
+
+
+@pytest.mark.parametrize("path", ["http://host/stream", "/etc/passwd", "/dev/../etc/passwd", ["/dev/video0"], True])
+def test_a_camera_of_a_file_is_a_device(path):
+    good = {"type": "opencv", "index_or_path": "/dev/video2", "width": 64, "height": 48, "fps": 30}
+    assert parse(options(cameras={"front": good}))
+    with pytest.raises(WiringError, match=r"robot\.cameras\.front\.index_or_path: expected a number, or a device"):
+        parse(options(cameras={"front": {**good, "index_or_path": path}}))
+
+
+def test_a_calibration_of_a_file_lies_below_it(tmp_path):
+    here, elsewhere = tmp_path / "cell", tmp_path / "elsewhere"
+    (here / "calibrations").mkdir(parents=True)
+    elsewhere.mkdir()
+    found = parse(options(calibration_dir="calibrations"), folder=here).robot["calibration_dir"]
+    assert found == str(here / "calibrations")
+    (here / "link").symlink_to(elsewhere)
+    for given in ("../elsewhere", str(elsewhere), "link", "missing", "", 3):
+        with pytest.raises(WiringError, match=r"robot\.calibration_dir"):
+            parse(options(calibration_dir=given), folder=here)
+    (here / "calibrations" / "my_follower.json").symlink_to(elsewhere / "any.json")
+    with pytest.raises(WiringError, match=r"robot\.id.* is a link that leads out"):
+        parse(options(calibration_dir="calibrations"), folder=here)
+    assert not list(elsewhere.iterdir()), "nothing was made there"

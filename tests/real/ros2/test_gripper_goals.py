@@ -98,6 +98,20 @@ def test_rejected_and_unanswered_goals_are_faults(rig):
     assert rig.said[1:] == ["gripper: '/franka_gripper/gripper_action' has not answered a goal for 1.0 s"], "once"
 
 
+def test_a_canceled_goal_that_goes_on_is_said_and_may_end_later(rig):
+    rig.goals.publish(0.06)
+    result = rig.client.answer()
+    rig.goals.publish(0.02)
+    rig.now[0] += ANSWER_S + 0.1
+    rig.goals.publish(0.02)
+    name = "'/franka_gripper/gripper_action'"
+    assert rig.said == [f"gripper: {name} has not ended the canceled goal of 0.060 m within 1.0 s"]
+    assert len(rig.client.goals) == 1, "a second goal beside the first would fight with it"
+    result.set_result(SimpleNamespace(status=5))
+    rig.goals.publish(0.02)
+    assert [c.position for c, _ in rig.client.goals] == [0.03, 0.01] and len(rig.said) == 1
+
+
 def test_a_missing_server_is_named(rig):
     rig.client.ready = False
     assert "no action server '/franka_gripper/gripper_action'" in rig.goals.problems()[0]

@@ -402,6 +402,7 @@ def test_a_driver_that_gives_up_is_a_fault(goal_wire, status, which, broken):
     if broken:
         reasons = "; ".join(wire.stream.reasons)
         assert "driver: goal" in reasons and "path tolerance" in reasons
+        assert wire.stream.arm.counts["driver_failed"] == 1
         wire.run(20)
         assert len(wire.client.goals) == number, "a driver that has given up is left alone"
 
