@@ -35,6 +35,7 @@ from robopolicy.sim.suites.base import (
 )
 from robopolicy.sim.suites.robosuite_layout import PARTS, TOOL, element_names, layout, object_keys
 from robopolicy.sim.suites.vector_env import FarmOptions, vector_env
+from robopolicy.utils.suite_packages import installed
 
 logging.disable(logging.WARNING)  # or it warns of a private macro file at every import
 try:
@@ -44,7 +45,7 @@ finally:
     logging.disable(logging.NOTSET)
 
 logging.getLogger("robosuite_logs").setLevel(logging.WARNING)  # or 1.5 names a file of settings at every env
-OF_PARTS = not robosuite.__version__.startswith("1.4")  # robots of parts, from 1.5 on
+OF_PARTS = not (installed("robosuite") or "1.4.0").startswith("1.4.")  # robots of parts, from 1.5 on
 # name: (the suite's name, object in its observations, instruction, steps)
 TASKS = {
     "Lift": ("Lift", "cube", "lift the cube", 200),
