@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import functools
 import logging
+from dataclasses import replace
 from typing import Any, Unpack
 
 import numpy as np
@@ -65,11 +66,12 @@ TASKS = {
     "Wipe": ("Wipe", "", "wipe the table", 1000),
 }
 SUITES_OWN = {"PickPlaceCan": "Can"}  # names of the suite: ours
-TOOL_SITE = "gripper0_right_grip_site" if OF_PARTS else "gripper0_grip_site"
 ACTION = unit_action(  # 0.05 m and 0.5 rad at 1
-    "dx", "dy", "dz", "drx", "dry", "drz", "gripper", frame="world", tcp=TOOL_SITE, rotation="rotvec",
+    "dx", "dy", "dz", "drx", "dry", "drz", "gripper", frame="world", tcp="gripper0_grip_site", rotation="rotvec",
     reference="measured", gripper_meaning="velocity: -1 opens, +1 closes",
 )  # fmt: skip
+if OF_PARTS:
+    ACTION = replace(ACTION, tcp="gripper0_right_grip_site")
 WIPING = ActionSpec(  # without fingers
     names=ACTION.names[:6], units=ACTION.units[:6], low=ACTION.low[:6], high=ACTION.high[:6], frame="world",
     tcp=ACTION.tcp, rotation="rotvec", reference="measured", gripper=None, gripper_meaning="",

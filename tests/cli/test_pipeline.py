@@ -13,6 +13,7 @@ from robopolicy.cli import pipeline_plan, pipeline_stages
 from robopolicy.cli.main import main
 from robopolicy.cli.pipeline_stages import Flow
 from robopolicy.cli.run_verb import call
+from robopolicy.config import registry
 from robopolicy.config.verb import Verb
 from robopolicy.core.errors import ConfigError
 from robopolicy.datasets.lerobot_reader import load_episodes
@@ -275,8 +276,10 @@ def test_offline_needs_episodes(data: Path, tmp_path: Path, capsys: pytest.Captu
     ],
 )
 def test_nonsense_is_refused_before_any_stage(
-    data: Path, tmp_path: Path, words: list[str], message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+    data: Path, tmp_path: Path, words: list[str], message: str, capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(registry, "_admitted", [])  # what --allow admits here stays here
     given = ["task=reach", f"dataset={data}"] if words else ["task=reach"]
     if words == ["task=null"]:
         given, words = [f"dataset={data}"], []
