@@ -8,14 +8,19 @@ from pathlib import Path
 
 from robopolicy.core.errors import ConfigError, RobopolicyError
 from robopolicy.core.untrusted import check_links
+from robopolicy.datasets.foreign import PARTS
 from robopolicy.datasets.inspect import data_check
 from robopolicy.datasets.source import INFO_FILE
 from robopolicy.policies.find import find_policy, is_ours
 from robopolicy.policies.lerobot.export import export
+from robopolicy.policies.lerobot.find import WANTED
 
 VERSION = "v3.0"  # LeRobot's format; its reader looks for a revision of this name
 _NAME = re.compile(r"[\w.-]+/[\w.-]+")
-_KEPT = ["*.json", "*.jsonl", "*.safetensors", "*.parquet", "*.mp4", "*.md"]
+_KEPT = {  # by kind of repository: what is read there again, and nothing else that lies in the folder
+    "dataset": [f"{part}/*.{end}" for part in PARTS for end in ("json", "jsonl", "parquet", "mp4")],
+    "model": [*WANTED, "*.md"],
+}
 _CARD = """---
 library_name: robopolicy
 tags: [robotics, LeRobot]
@@ -68,7 +73,7 @@ def _upload(folder: Path, repo: str, kind: str, private: bool, message: str) -> 
     try:
         hub.create_repo(repo, private=private, repo_type=kind, exist_ok=True)
         done = hub.upload_folder(
-            repo_id=repo, folder_path=folder, repo_type=kind, commit_message=message, allow_patterns=_KEPT
+            repo_id=repo, folder_path=folder, repo_type=kind, commit_message=message, allow_patterns=_KEPT[kind]
         )
         if kind == "dataset":
             hub.create_tag(repo, tag=VERSION, repo_type=kind, exist_ok=True)

@@ -15,7 +15,7 @@ from robopolicy.datasets.files import read_json, visible
 from robopolicy.datasets.source import INFO_FILE, is_plain
 
 HUB = "hub:"
-_PARTS = ("data", "meta", "videos")
+PARTS = ("data", "meta", "videos")
 _REVISIONS = ("v3.0", "v2.1", "main")  # asked for in this order, where none is given
 _OLD = "v2.1"
 
@@ -59,7 +59,7 @@ def fetch(name: str) -> Path:
             return Path(
                 snapshot_download(
                     ident, repo_type="dataset", revision=wanted, cache_dir=constants.HF_LEROBOT_HUB_CACHE,
-                    allow_patterns=[f"{part}/**" for part in _PARTS],
+                    allow_patterns=[f"{part}/**" for part in PARTS],
                 )
             )  # fmt: skip
         except (RevisionNotFoundError, LocalEntryNotFoundError) as error:
@@ -90,7 +90,7 @@ def copied(source: Path, out: Path) -> Iterator[Path]:
     out.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}.import-") as folder:
         copy = Path(folder) / "dataset"
-        for part in _PARTS:
+        for part in PARTS:
             for file in visible(p for p in (source / part).rglob("*") if p.is_file()):
                 _place(file, copy / file.relative_to(source))
         if old:

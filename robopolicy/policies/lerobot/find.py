@@ -12,6 +12,7 @@ from robopolicy.utils.storage import new_directory
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 HUB = "hub:"
+WANTED = ["*.json", "*.safetensors", "*.txt", "*.model"]  # of a policy on the hub: never pickles
 
 
 def find_lerobot(path: Path) -> Path | None:
@@ -60,9 +61,7 @@ def download(ident: str) -> Path:
 
     name, _, revision = ident.partition("@")
     try:
-        found = snapshot_download(
-            name, revision=revision or None, allow_patterns=["*.json", "*.safetensors", "*.txt", "*.model"]
-        )
+        found = snapshot_download(name, revision=revision or None, allow_patterns=WANTED)
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
         first = str(error).strip().splitlines()[0]
         raise CheckpointError(

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import shutil
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +29,7 @@ from robopolicy.runs.checkpointer import find_policy, load_policy, save_policy
 from robopolicy.utils.storage import write_manifest
 from tests import toy
 from tests.datasets import conftest as recorded
+from tests.hub import serving
 from tests.lerobot_toys import DIM, ENV, env, observations, save
 from tests.toy import ACTION
 
@@ -422,52 +420,11 @@ def test_policies_without_such_a_chain(saved: dict[str, Any], tmp_path: Path) ->
 
 @pytest.fixture
 def hub(saved: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
-    """A hub on this machine that has `me/policy`, revisions "main" and "v1"; the paths that it was asked for."""
-    import huggingface_hub.constants
-
-    folder, sha, asked = saved["act"][0], "0123456789abcdef0123456789abcdef01234567", []
-    files = {p.name: p.read_bytes() for p in folder.iterdir()} | {"pytorch_model.bin": b"PK"}
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            asked.append(self.path)
-            parts = self.path.partition("?")[0].strip("/").split("/")
-            if parts[:2] == ["api", "models"] and parts[2:4] == ["me", "policy"] and parts[-1] in ("main", "v1", sha):
-                listed = [{"rfilename": name, "size": len(data)} for name, data in files.items()]
-                tree = [{"type": "file", "path": n, "size": len(d), "oid": "0" * 40} for n, d in files.items()]
-                body = tree if "tree" in parts else {"id": "me/policy", "sha": sha, "siblings": listed}
-                return self.answer(json.dumps(body).encode())
-            if parts[:3] == ["me", "policy", "resolve"] and (data := files.get(parts[-1])) is not None:
-                return self.answer(data)
-            return self.answer(b"{}", 404)
-
-        do_HEAD = do_GET
-
-        def answer(self, body: bytes, status: int = 200) -> None:
-            self.send_response(status)
-            self.send_header("Content-Length", str(len(body)))
-            self.send_header("ETag", f'"{hashlib.sha256(body).hexdigest()}"')
-            self.send_header("X-Repo-Commit", sha)
-            if status == 404:
-                self.send_header("X-Error-Code", "RepoNotFound")
-            self.end_headers()
-            if self.command == "GET":
-                self.wfile.write(body)
-
-        def log_message(self, *_: Any) -> None:
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    here = f"http://127.0.0.1:{server.server_port}"
-    monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", here)
-    address = here + "/{repo_id}/resolve/{revision}/{filename}"
-    monkeypatch.setattr(huggingface_hub.constants, "HUGGINGFACE_CO_URL_TEMPLATE", address)
-    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
-    yield asked
-    server.shutdown()
-    server.server_close()
+    """A hub on this machine that has `me/policy`; the paths that it was asked for."""
+    files = {p.name: p.read_bytes() for p in saved["act"][0].iterdir()}
+    with serving(tmp_path, monkeypatch) as kept:
+        kept.files["models/me/policy"] = files | {"pytorch_model.bin": b"PK"}
+        yield kept.asked
 
 
 def test_from_the_hub(hub: list[str], saved: dict[str, Any]) -> None:
