@@ -14,7 +14,8 @@ from robopolicy import configs
 from robopolicy.core.types import IMAGES
 from robopolicy.core.untrusted import below, checked, inside, refusing
 from robopolicy.real.ros2.channels import STRICT, CameraTopic, WiringError, read_preset
-from robopolicy.real.ros2.wiring import FrameNames, PatienceFile, Short, Wiring, limits_file
+from robopolicy.real.ros2.wiring import Wiring, limits_file
+from robopolicy.real.ros2.wiring_file import FrameNames, PatienceFile, Short
 from robopolicy.real.safety import SafetyError, read_profile
 
 FOLDER = Path(configs.__file__).parent / "lerobot"
@@ -48,7 +49,7 @@ class LeRobotFile(TypedDict):
     """A wiring file. All keys but `safety` must be given."""
 
     robot: dict[str, Any]
-    changed: Annotated[str, pydantic.Field(pattern=r"^\d{4}-\d\d-\d\d$")] | None
+    changed: datetime.date | None
     limits: str
     safety: NotRequired[dict[str, Any]]
     tick_s: Annotated[float, pydantic.Field(ge=0.004, le=0.02)]
@@ -129,8 +130,7 @@ def parse(data: Any, where: str = "wiring", folder: Path = Path()) -> LeRobotWir
         watchdogs=dict(dogs), plan_ahead_s=found["plan_ahead_s"], grace_s=found["grace_s"], safety=safety,
         opening=gripper["opening_m"] if gripper else 0.0,
     )  # fmt: skip
-    changed = None if found["changed"] is None else datetime.date.fromisoformat(found["changed"])
-    return LeRobotWiring(arm, options, changed, found["reversed"], gripper["motor"] if gripper else None)
+    return LeRobotWiring(arm, options, found["changed"], found["reversed"], gripper["motor"] if gripper else None)
 
 
 def _options(robot: dict[str, Any], where: str, folder: Path) -> dict[str, Any]:
