@@ -175,6 +175,7 @@ def depth_cameras(specs: Sequence[PolicySpec], wiring: Wiring, task: PointCloud 
 
     Raises:
         SpecError: nothing says how to make the clouds, or not as the policy was trained.
+        WiringError: a calibration is of another camera, of another arm, or older than the arm's last change.
     """
     seen = {k: f for spec in specs for k, f in spec.observation.items() if k in wiring.depth_cameras}
     found, profile = {}, wiring.profile()
@@ -182,7 +183,7 @@ def depth_cameras(specs: Sequence[PolicySpec], wiring: Wiring, task: PointCloud 
         source, where = wiring.depth_cameras[key], f"depth_cameras.{key}.cloud"
         if (cloud := task or source.cloud) is None:
             raise SpecError(
-                f"{where}: how its clouds were made, no task says. Give box, count, frame and sampling here"
+                f"{where}: there is no task that says how clouds are made. Give box, count, frame and sampling"
             )
         if source.cloud not in (None, cloud):
             raise SpecError(f"{where}: expected that of the policy's task, {cloud}. Leave it out")
@@ -191,7 +192,7 @@ def depth_cameras(specs: Sequence[PolicySpec], wiring: Wiring, task: PointCloud 
                 f"{where}: the policy sees {list(feature.shape)} with coordinates {feature.names}, this gives "
                 f"{[cloud.count, 3]} with {cloud.names}. Correct count and frame"
             )
-        found[key] = DepthCamera(key, source, wiring.calibrations[key], profile, cloud)
+        found[key] = DepthCamera(key, source, wiring.calibration(key), profile, cloud)
     return found
 
 

@@ -55,6 +55,7 @@ class Wiring:
         plan_ahead_s, grace_s: s before a control step at which a plan is asked for, and by which it may be late.
         safety: settings of the limits in this cell; a deployment may be tighter, never looser.
         depth_cameras: by feature ("observation.points.<name>"). calibrations: of these cameras.
+        changed: day of the last mechanical change of arm or cameras; None: unknown.
         delay: of the states, where it was measured.
         opening: m of the gripper at 100%, for policies that command percentages; 0: none.
     """
@@ -74,6 +75,7 @@ class Wiring:
     safety: dict[str, Any]
     depth_cameras: dict[str, DepthTopic] = field(default_factory=dict)
     calibrations: dict[str, CameraCalibration] = field(default_factory=dict)
+    changed: datetime.date | None = None
     delay: LineDelay | None = None
     opening: float = 0.0
 
@@ -97,6 +99,17 @@ class Wiring:
     def grip(self) -> GripperTopic | None:
         """The topic of the gripper's opening; None without a gripper."""
         return cast("GripperTopic | None", self.topics["gripper"])
+
+    def calibration(self, key: str) -> CameraCalibration:
+        """Return the calibration of a depth camera.
+
+        Raises:
+            WiringError: it is of another camera, of another arm, or older than the arm's last change.
+        """
+        topic, found = self.depth_cameras[key], self.calibrations[key]
+        for problem in found.problems(topic.frame_id, self.profile(), self.changed):
+            raise WiringError(f"depth_cameras.{key}.calibration: {topic.calibration}: {problem}")
+        return found
 
     @property
     def answer_s(self) -> float:
@@ -135,9 +148,8 @@ def parse(data: Any, where: str = "wiring", folder: Path = Path()) -> Wiring:
         raise WiringError(f"{where}: limits, safety: {error}") from error
     known: dict[str, Any] = {"limits": profile.robot, "limits_file": file, "safety": safety,
                              "joints": tuple(found["joints"].values())}  # fmt: skip
-    depth, changed = found.get("depth_cameras", {}), found.pop("changed", None)
-    names = {key: (camera.calibration, camera.frame_id) for key, camera in depth.items()}
-    known["calibrations"] = calibrations(names, profile, changed, where, folder)
+    files = {key: camera.calibration for key, camera in found.get("depth_cameras", {}).items()}
+    known["calibrations"] = calibrations(files, where, folder)
     wiring = Wiring(**{**found, **known})
     for problem in _problems(wiring, list(found["joints"])):
         raise WiringError(f"{where}: {problem}")
@@ -158,21 +170,18 @@ def limits_file(limits: str, where: str, folder: Path) -> Path:
     )
 
 
-def calibrations(
-    cameras: Mapping[str, tuple[str, str]], profile: Profile, changed: datetime.date | None, where: str, folder: Path
-) -> dict[str, CameraCalibration]:
+def calibrations(files: Mapping[str, str], where: str, folder: Path) -> dict[str, CameraCalibration]:
     """Read the calibrations of a wiring's depth cameras, by feature.
 
     Args:
-        cameras: file, and name of the camera, by feature.
-        profile: the arm's limits. changed: day of its last mechanical change.
+        files: names in configs/cameras, or files, by feature.
         where: the wiring's name, for messages. folder: in which it lies.
 
     Raises:
-        WiringError: no such file, or one that is wrong, of another camera or arm, or too old.
+        WiringError: no such file, or one that is wrong.
     """
     found = {}
-    for key, (file, camera) in cameras.items():
+    for key, file in files.items():
         key_of = f"{where}: depth_cameras.{key}.calibration"
         try:
             known = CAMERAS / f"{file}.json"
@@ -183,8 +192,6 @@ def calibrations(
                 f"{key_of}: {error}. Expected a file of `robopolicy arm camera` below the wiring, or one of "
                 f"{', '.join(camera_names())}"
             ) from error
-        for problem in found[key].problems(camera, profile, changed):
-            raise WiringError(f"{key_of}: {file}: {problem}")
     return found
 
 
