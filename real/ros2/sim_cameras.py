@@ -48,18 +48,19 @@ class SimCameras:
     def check(self) -> None:
         """Raise WiringError where a calibration is not of the scene's camera, as its pose or its lens differs."""
         for key in self._depths:
-            size, lens, pose = self._view(key)
-            file, topic = self.wiring.calibrations[key], self.wiring.depth_cameras[key]
+            view, size = self.env.depth(0, key.removeprefix(POINTS)), self.env.views.cloud.size
+            file, topic = self.wiring.calibration(key), self.wiring.depth_cameras[key]
             expected = file.in_base(self.env.physics.qpos[0, : self.env.dof], self.wiring.profile())
             where = f"depth_cameras.{key}.calibration: {topic.calibration}"
-            if np.abs(pose - expected).max() > OFF:
+            if np.abs(view.pose - expected).max() > OFF:
+                there, here = (np.round(p[:3, 3], 3).tolist() for p in (view.pose, expected))
                 raise WiringError(
-                    f"{where}: pose: the scene's camera is at {np.round(pose[:3, 3], 3).tolist()} m, the calibration "
-                    f"says {np.round(expected[:3, 3], 3).tolist()}. Leave task.camera_offset out, or calibrate"
+                    f"{where}: pose: the scene's camera is at {there} m, the calibration says {here}, or it looks "
+                    "elsewhere. Leave task.camera_offset out, or give this camera's own calibration"
                 )
-            if topic.lens is None and (size, lens) != (file.size, file.intrinsics):
+            if topic.lens is None and (size, view.camera) != (file.size, file.intrinsics):
                 raise WiringError(
-                    f"{where}: size, intrinsics: expected {list(size)} (task.cloud.size) and {lens}, found "
+                    f"{where}: size, intrinsics: expected {list(size)} (task.cloud.size) and {view.camera}, found "
                     f"{list(file.size)} and {file.intrinsics}. Give camera_info a topic"
                 )
 
@@ -76,10 +77,5 @@ class SimCameras:
         for key in due & self._depths.keys():
             topic, view = self.wiring.depth_cameras[key], self.env.depth(0, key.removeprefix(POINTS))
             if key in self._lenses:
-                self._lenses[key](camera_info(view.camera, view.depth.shape, ns, topic))
+                self._lenses[key](camera_info(view.camera, self.env.views.cloud.size, ns, topic))
             self._depths[key](depth_image(view.depth, ns, topic))
-
-    def _view(self, key: str) -> tuple[tuple[int, int], Any, Array]:
-        """Return size, lens and pose of a depth camera in the scene."""
-        view = self.env.depth(0, key.removeprefix(POINTS))
-        return view.depth.shape, view.camera, view.pose

@@ -50,8 +50,9 @@ class Intrinsics:
 
     def rays(self, column: NDArray[np.integer], row: NDArray[np.integer]) -> tuple[Array, Array]:
         """Return x/z and y/z [M] of the points that pixels [M] show."""
-        seen: tuple[Array, Array] = (column - self.cx) / self.fx, (row - self.cy) / self.fy
-        x, y = seen
+        x: Array = ((column - self.cx) / self.fx).astype(np.float64, copy=False)
+        y: Array = ((row - self.cy) / self.fy).astype(np.float64, copy=False)
+        seen = x, y
         k1, k2, p1, p2 = self.distortion
         for _ in range(_UNDISTORT if any(self.distortion) else 0):  # fixed point, as in OpenCV's undistortPoints
             square = x * x + y * y
