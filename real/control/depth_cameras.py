@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -66,6 +66,17 @@ class JointLog:
         return np.asarray(self._q[k - 1] + (time - before) / (after - before) * (self._q[k] - self._q[k - 1]))
 
 
+@dataclass(frozen=True, eq=False)
+class DepthPicture:
+    """A depth image that came."""
+
+    numbers: NDArray[Any]  # [h w], whole or floating
+    unit: float  # m in one of them
+    lens: Intrinsics
+    taken: float  # s of the arm's clock
+    came: float  # s of our steady clock
+
+
 class DepthCamera:
     """Compute the clouds of one camera.
 
@@ -88,34 +99,24 @@ class DepthCamera:
         """Begin the episode of `seed`."""
         self.seed, self.step = seed, 0
 
-    def __call__(self, depth: NDArray[np.floating], lens: Intrinsics, q: Array) -> Points:
-        """Return the cloud [P 3] m.
+    def __call__(self, picture: DepthPicture, q: Array) -> Points:
+        """Return the cloud [P 3] m. Pixels out of range, 0 and NaN have no point.
 
         Args:
-            depth: [h w] m along the optical axis. Pixels out of range, 0 and NaN have no point.
-            lens: of the picture. q: [n] rad, the arm's joints at its exposure.
+            picture: depth along the optical axis. q: [n] rad, the arm's joints at its exposure.
 
         Raises:
             DataError: too few points lie in the box.
         """
         near, far = self.source.range_m
         height, width = self.cloud.size
-        depth, lens = thinned(depth, lens, height * width)
+        numbers, lens = thinned(picture.numbers, picture.lens, height * width)
+        depth = numbers.astype(np.float32) * np.float32(picture.unit)
         with np.errstate(invalid="ignore"):
             depth = np.where((depth >= near) & (depth <= far), depth, np.nan)
         pose, tool = self.calibration.in_base(q, self.profile), tool_poses(q[None], self.profile)[0, :3, 3]
         step, self.step = self.step, self.step + 1
         return self.cloud(depth, lens, pose, tool=tool, seed=self.seed, step=step, fewest=self.source.fewest)
-
-
-@dataclass(frozen=True, eq=False)
-class DepthPicture:
-    """A depth image that came."""
-
-    depth: NDArray[np.floating]  # [h w] m
-    lens: Intrinsics
-    taken: float  # s of the arm's clock
-    came: float  # s of our steady clock
 
 
 class Outcome(NamedTuple):
@@ -158,17 +159,13 @@ class CloudMaker:
             try:
                 q = self.log.at(picture.taken)
                 if self._pool is not None:
-                    self._running[key] = picture, self._pool.submit(self.cameras[key], picture.depth, picture.lens, q)
+                    self._running[key] = picture, self._pool.submit(self.cameras[key], picture, q)
                     continue
-                future.set_result(self.cameras[key](picture.depth, picture.lens, q))
+                future.set_result(self.cameras[key](picture, q))
             except RobopolicyError as error:
                 future.set_exception(error)
             found.append(self._outcome(key, picture, future))
         return found
-
-    def forget(self) -> None:
-        """Drop the pictures that wait."""
-        self._waiting.clear()
 
     def close(self) -> None:
         """End the thread."""

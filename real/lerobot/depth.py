@@ -58,6 +58,6 @@ class DepthFrames:
                 f"{self.key}: depth of {frame.dtype} {list(frame.shape)}, expected uint16 {[*size, 1]}, the size of "
                 f"the calibration. Set height and width of robot.cameras.{self.topic.name}, or calibrate at this size"
             )
-        depth = frame.reshape(size).astype(np.float32) * np.float32(self.unit)
         came = time.monotonic() - (time.perf_counter() - at)  # LeRobot's clock is the other one
-        return DepthPicture(depth, self.calibration.intrinsics, came - self.topic.latency_s, came)
+        taken = came - self.topic.latency_s
+        return DepthPicture(frame.reshape(size), self.unit, self.calibration.intrinsics, taken, came)

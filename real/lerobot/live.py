@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -171,7 +172,7 @@ def run_live(
         robot = make(wiring.robot)
         with ArmBus(robot) as bus:
             session = Session(config, runtime, wiring, robot)
-            with bus.exchanging(session.arm):
+            with closing(session.pictures.clouds), bus.exchanging(session.arm):
                 runtime.warm_up(session.ready())
                 print(limits_in_force(session.profile), *not_claimed(session.profile), sep="\n", flush=True)
                 for number, seed in enumerate(config.seeds, 1):

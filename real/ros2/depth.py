@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 from sensor_msgs.msg import CameraInfo, Image
@@ -18,7 +20,7 @@ UNITS = {"16UC1": ("u2", 0.001), "32FC1": ("f4", 1.0)}  # of an encoding: number
 
 
 class DepthReader:
-    """Read the messages of a depth camera: its images as floats [h w] m, with their lens.
+    """Read the messages of a depth camera: its images and their lens.
 
     Args:
         key: its feature. topic: of the wiring. calibration: whose lens counts where the topic has no camera_info.
@@ -57,8 +59,8 @@ class DepthReader:
             raise SafetyError(f"{where}: {error}") from error
         self.size, self.lens, self.heard = size, lens, True
 
-    def read(self, message: Image) -> NDArray[np.floating]:
-        """Return the depth [h w] m of a message, 0 or NaN where there is none.
+    def read(self, message: Image) -> tuple[NDArray[Any], float]:
+        """Return the numbers [h w] of a message, without a copy, and the m that one of them stands for.
 
         Raises:
             SafetyError: another camera's, another encoding or size, damaged, or its lens has not come.
@@ -82,8 +84,7 @@ class DepthReader:
             raise self._error(
                 f"{len(message.data)} bytes for {height} rows of {step} and {width} pixels of {numbers.itemsize} each"
             )
-        rows = np.frombuffer(message.data, numbers).reshape(height, -1)[:, :width]
-        return rows.astype(np.float32) * np.float32(unit)
+        return np.frombuffer(message.data, numbers).reshape(height, -1)[:, :width], unit
 
     def _check_frame(self, found: str, topic: str | None) -> None:
         if found != self.topic.frame_id:

@@ -50,7 +50,7 @@ class DepthInputs:
     def _on_image(self, key: str, reader: DepthReader, message: Image, at: float) -> None:
         taken = stamp_of(message)
         self.arm.stamps[key].take(taken, at)
-        self.clouds.put(key, DepthPicture(reader.read(message), reader.lens, taken, at))
+        self.clouds.put(key, DepthPicture(*reader.read(message), reader.lens, taken, at))
 
     def collect(self, accept: Callable[[str, float], None], refuse: Callable[[str, float, Exception], None]) -> None:
         """Hand over the clouds that are ready.

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import pydantic
@@ -200,7 +200,7 @@ def depth_to_points(depth: NDArray[np.floating], camera: Intrinsics, pose: Array
     return (np.stack([x * z, y * z, z], axis=1) @ pose[:3, :3].T + pose[:3, 3]).astype(np.float32)
 
 
-def thinned(depth: NDArray[np.floating], camera: Intrinsics, most: int) -> tuple[NDArray[np.floating], Intrinsics]:
+def thinned(depth: NDArray[Any], camera: Intrinsics, most: int) -> tuple[NDArray[Any], Intrinsics]:
     """Return every k-th pixel of every k-th row of a depth image, and the camera of this image.
 
     Pixels are left out, not averaged: the mean of two surfaces is a point on neither.

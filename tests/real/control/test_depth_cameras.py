@@ -47,9 +47,9 @@ def test_of_another_moment_nothing_is_known(times, time, what):
 def test_a_picture_waits_for_its_state_and_a_newer_one_takes_its_place():
     seen = []
 
-    def camera(depth, lens, q):
-        seen.append((float(depth[0, 0]), float(q[0])))
-        if depth[0, 0] < 0:
+    def camera(picture, q):
+        seen.append((float(picture.numbers[0, 0]), float(q[0])))
+        if picture.numbers[0, 0] < 0:
             raise DataError("nothing")
         return np.zeros((1, 3), np.float32)
 
@@ -57,7 +57,7 @@ def test_a_picture_waits_for_its_state_and_a_newer_one_takes_its_place():
     maker = CloudMaker({"a": camera, "b": camera}, it, threaded=False)
 
     def put(key: str, value: float, taken: float) -> None:
-        maker.put(key, DepthPicture(np.full((1, 1), value), LENS, taken, taken + 7.0))
+        maker.put(key, DepthPicture(np.full((1, 1), value), 1.0, LENS, taken, taken + 7.0))
 
     put("a", 1.0, 1.005)
     put("a", 2.0, 1.006)

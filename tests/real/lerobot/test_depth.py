@@ -26,8 +26,8 @@ def test_each_frame_counts_once_and_is_as_old_as_lerobot_says():
     it, before = frames(camera), time.monotonic()
     first = camera.read_latest_depth()
     picture = it.read(first)
-    assert picture is not None and picture.depth.shape == (96, 96)
-    np.testing.assert_allclose(picture.depth, 0.05)
+    assert picture is not None and picture.numbers.shape == (96, 96)
+    np.testing.assert_allclose(picture.numbers * picture.unit, 0.05)
     assert before - 0.01 <= picture.came <= time.monotonic() and picture.taken == pytest.approx(picture.came - 0.05)
     assert it.read(first) is None, "it was there before"
     camera.latest_timestamp -= 1.0

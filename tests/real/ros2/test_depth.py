@@ -54,8 +54,7 @@ def test_depth_in_metres_of_every_encoding(encoding, kind, unit, big, padding):
     step = width * numbers.itemsize + padding
     rows = np.zeros((height, step), np.uint8)
     rows[:, : step - padding] = numbers.view(np.uint8).reshape(height, -1)
-    found = reader().read(changed(encoding=encoding, is_bigendian=big, step=step, data=rows.tobytes()))
-    assert found.dtype == np.float32
+    found = np.multiply(*reader().read(changed(encoding=encoding, is_bigendian=big, step=step, data=rows.tobytes())))
     np.testing.assert_allclose(found, DEPTH, atol=1.1 / unit if unit > 1 else 0)
 
 
@@ -92,7 +91,7 @@ def test_the_lens_of_camera_info_counts_in_place_of_the_file():
     with pytest.raises(SafetyError, match=f"{KEY}.*nothing has come on 'camera/wrist/depth/camera_info'"):
         it.read(changed())
     it.on_lens(lens())
-    assert it.lens == LENS and it.read(changed()).shape == (96, 96)
+    assert it.lens == LENS and it.read(changed())[0].shape == (96, 96)
     it.on_lens(lens(height=48, width=48))
     with pytest.raises(SafetyError, match="96 × 96 pixels, 'camera/wrist/depth/camera_info' is for 48 × 48"):
         it.read(changed())
@@ -195,6 +194,10 @@ def test_clouds_are_those_of_the_simulator_at_the_pictures_exposure(key, frame):
             assert np.abs(expected - scene.clouds[key]).max() < 1e-5 < off(scene.put(q)[key][0].numpy(), expected)
 
 
+def shown(depth: np.ndarray, lens: Intrinsics = FILE.intrinsics, at: float = 0.0) -> DepthPicture:
+    return DepthPicture(depth, 1.0, lens, at, at)
+
+
 def off(one: np.ndarray, other: np.ndarray) -> float:
     return float(np.abs(one - other).max())
 
@@ -240,12 +243,12 @@ def test_depth_out_of_range_has_no_point():
     depth[0] = 60.0
     depth[1], depth[2] = np.nan, 0.0
     camera.cloud = replace(camera.cloud, box=None)
-    points = camera(depth, FILE.intrinsics, HOME)
+    points = camera(shown(depth), HOME)
     reach = np.linalg.norm(points - WIRING.calibrations[FRONT].pose[:3, 3], axis=1)
     assert (reach >= 0.7).all() and (reach < 1.0).all()
     camera.source = replace(camera.source, fewest=401)
     with pytest.raises(Exception, match="400 points, expected 401 or more"):
-        camera(depth, FILE.intrinsics, HOME)
+        camera(shown(depth), HOME)
 
 
 def test_a_larger_picture_gives_the_same_surface():
@@ -254,7 +257,7 @@ def test_a_larger_picture_gives_the_same_surface():
     scene.put(HOME)
     scene.env.views.cloud = replace(scene.env.views.cloud, size=(480, 480))
     view = scene.env.depth(0, "front")
-    found = scene.depths[FRONT](view.depth, view.camera, HOME)
+    found = scene.depths[FRONT](shown(view.depth, view.camera), HOME)
     assert len(found) == 96 * 96 and len(np.unique(found, axis=0)) > 500
     assert KDTree(depth_to_points(*view)).query(found)[0].max() < 1e-5, "each of its points is one of the whole picture"
 
@@ -313,10 +316,10 @@ def test_an_error_in_a_cloud_ends_no_node(monkeypatch):
     it = Watched(monkeypatch)
     it.camera.depths[KEY].cloud = None
     with pytest.raises(AttributeError):
-        it.camera.depths[KEY](DEPTH, FILE.intrinsics, HOME)
+        it.camera.depths[KEY](shown(DEPTH), HOME)
     maker = CloudMaker(it.camera.depths, it.log, threaded=True)
     it.log.take(5.0, HOME)
-    maker.put(KEY, DepthPicture(DEPTH, FILE.intrinsics, 5.0, 1.0))
+    maker.put(KEY, shown(DEPTH, at=5.0))
     found, until = maker.finished(), time.monotonic() + 60
     while not found and time.monotonic() < until:
         time.sleep(0.01)

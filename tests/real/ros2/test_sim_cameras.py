@@ -54,7 +54,7 @@ def test_pictures_depth_and_lens_are_said_at_the_rate_of_the_wiring():
     reader = DepthReader(POINTS, topic, WIRING.calibrations[POINTS])
     reader.on_lens(said[CameraInfo])
     view = it.env.depth(0, "wrist")
-    np.testing.assert_allclose(reader.read(said[Image]), view.depth, rtol=1e-6)
+    np.testing.assert_allclose(np.multiply(*reader.read(said[Image])), view.depth, rtol=1e-6)
     assert reader.lens == view.camera and said[Image].header.stamp == said[CameraInfo].header.stamp
     (picture,) = (m for name, _, m in node.said[-3:] if name == "camera/front/image_raw")
     expected = it.env.sense(physics.qpos.copy(), physics.qvel.copy())[0][IMAGE][0].numpy()
