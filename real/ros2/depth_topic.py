@@ -23,7 +23,7 @@ class DepthCloud:
         range_m: nearest and farthest depth that counts, m; other pixels have no point.
         fewest: points that must lie in the cloud's box; a picture with fewer is refused.
         latency_s: s from a picture's exposure to its arrival, as measured.
-        cloud: for policies of the robot's own data, which cannot say it; None: that of the policy's task.
+        cloud: for bags, and for policies of the robot's own data; None: that of the policy's task.
     """
 
     calibration: Annotated[str, pydantic.Field(min_length=1)] = dataclasses.field(kw_only=True)
