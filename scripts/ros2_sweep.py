@@ -20,6 +20,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import numpy as np
 
+from robopolicy.real.control.depth_cameras import DepthCamera
 from robopolicy.real.control.robots import Robot, State
 from robopolicy.real.ros2.wiring import Wiring, load_wiring
 from robopolicy.real.safety import Decision, Profile, SafetyChain
@@ -73,6 +74,7 @@ class SweepRuntime:
 
     def __init__(self, wiring: Wiring) -> None:
         self.wiring, self.cameras = wiring, dict[str, tuple[int, ...]]()
+        self.depths = dict[str, DepthCamera]()
 
     def loop(self, robot: Robot, chain: SafetyChain, clock: Callable[[], float]) -> Sweep:
         return Sweep(robot, chain, clock)
@@ -82,6 +84,9 @@ class SweepRuntime:
 
     def take_image(self, key: str, picture: object) -> None:
         """Nor are pictures."""
+
+    def take_cloud(self, key: str, cloud: object) -> None:
+        """Nor are clouds."""
 
     def chain(self) -> SafetyChain:
         dogs = self.wiring.watchdogs

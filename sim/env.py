@@ -12,6 +12,7 @@ from torch import Tensor
 from robopolicy.core.errors import CheckpointError, ConfigError
 from robopolicy.core.types import STATE, Obs, Step, check_action
 from robopolicy.sim.experts.waypoints import Expert
+from robopolicy.sim.render import DepthImage
 from robopolicy.sim.simulation import Simulation
 from robopolicy.sim.tasks.scene import arm_features
 
@@ -161,6 +162,10 @@ class SimEnv(Simulation):
         """Return uint8 [3 h w] picture of env `index` as it stands now."""
         picture = self._camera.picture(self.physics.state[index], self._extra[index], camera or "front", height, width)
         return torch.from_numpy(picture)
+
+    def depth(self, index: int, camera: str) -> DepthImage:
+        """Return the depth image of env `index` as it stands now, in the size of its point clouds."""
+        return self._camera.depth(self.physics.state[index], self._extra[index], camera, *self.views.cloud.size)
 
     def close(self) -> None:
         self.physics.close()

@@ -5,16 +5,18 @@ from __future__ import annotations
 import csv
 import io
 from pathlib import Path
+from typing import Annotated
 
 import numpy as np
+import pydantic
 from numpy.typing import NDArray
 from PIL import Image
 
 from robopolicy.core.errors import DataError, closest
 from robopolicy.core.untrusted import inside, read_bytes, read_text
 from robopolicy.real.arms.camera_board import Board
-from robopolicy.real.arms.camera_file import tool_poses, write_camera
-from robopolicy.real.arms.hand_eye import Mount, solve
+from robopolicy.real.arms.camera_file import CAMERA_NAME, Mount, tool_poses, write_camera
+from robopolicy.real.arms.hand_eye import solve
 from robopolicy.real.safety import load_profile, read_profile
 from robopolicy.real.safety.array_ops import Array
 from robopolicy.real.safety.profile import Profile
@@ -25,7 +27,12 @@ MOST = 1000  # pictures
 SLACK = 0.1  # rad, by which an arm may stand beyond its range
 
 
-def arm_camera(*, pictures: Path, limits: str, board: Board, mount: Mount, out: Path) -> Path:
+CameraName = Annotated[str, pydantic.Field(pattern=CAMERA_NAME)]
+
+
+def arm_camera(
+    *, pictures: Path, limits: str, board: Board, mount: Mount, out: Path, camera: CameraName | None = None
+) -> Path:
     """Calibrate a camera, on the tool or beside the arm, and write its intrinsics and its pose.
 
     Args:
@@ -35,6 +42,8 @@ def arm_camera(*, pictures: Path, limits: str, board: Board, mount: Mount, out: 
         mount: tool: the camera is fixed to the tool, and the board stands still. base: the camera stands still, and the
             gripper holds the board.
         out: the new JSON file.
+        camera: its name, by which a wiring tells it from others: `frame_id` of its messages, or its serial number. A
+            file without it cannot be deployed.
 
     Returns:
         The file's path.
@@ -59,14 +68,15 @@ def arm_camera(*, pictures: Path, limits: str, board: Board, mount: Mount, out: 
     print(f"board: in {len(seen)} of {len(names)} pictures" + f"; not found in {', '.join(missed)}" * bool(missed))
     shown = [names[i] for i in seen]
     found = solve(tool_poses(q[list(seen)], profile), list(seen.values()), size, mount, shown)
-    write_camera(out, found, size=size, mount=mount, robot=profile.robot, pictures=len(seen))
+    write_camera(out, found, size=size, mount=mount, profile=profile, pictures=len(seen), camera=camera)
     lens, worst = found.intrinsics, int(found.errors_px.argmax())
     print(
         f"lens: fx {lens.fx:.1f}, fy {lens.fy:.1f}, cx {lens.cx:.1f}, cy {lens.cy:.1f}; {found.lens_px:.2f} px rms",
         f"pose in the {mount}'s frame: {np.round(found.pose[:3, 3], 4).tolist()} m, standard deviation "
         f"{1000 * found.place_m:.1f} mm and {np.rad2deg(found.angle_rad):.2f}°",
         f"with the joints: {found.error_px:.2f} px rms, at most {found.errors_px[worst]:.2f} px in {shown[worst]}",
-        f"{out}: read it by robopolicy.real.arms.camera_file.read_camera", sep="\n",
+        f"{out}: name it in a wiring, as depth_cameras.<feature>.calibration"
+        + ("" if camera else ". It needs the camera's name first: give camera="), sep="\n",
     )  # fmt: skip
     return out
 

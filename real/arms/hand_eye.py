@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import cv2
 import numpy as np
@@ -17,10 +17,10 @@ from scipy.spatial.transform import Rotation
 
 from robopolicy.core.errors import DataError
 from robopolicy.real.arms.camera_board import Detection
+from robopolicy.real.arms.camera_file import Mount
 from robopolicy.real.safety.array_ops import Array
 from robopolicy.utils.point_clouds import Intrinsics
 
-Mount = Literal["base", "tool"]
 PICTURES = 8  # that show the board
 TURN = np.deg2rad(5.0)  # rms turn of the tool about a second axis
 FOCAL = 0.01  # standard deviation of the focal length, as a fraction
@@ -33,7 +33,7 @@ class HandEye:
     """A calibrated camera.
 
     Attributes:
-        intrinsics, distortion: of the lens; k1, k2, p1, p2 as OpenCV has them.
+        intrinsics: of the lens, with its distortion.
         pose: [4 4] of the optical frame (x right, y down, z forward) in the tool's frame or the base's.
         lens_px, error_px: rms errors of pixels, of the lens alone and with the arm's joints.
         errors_px: [N] rms errors of the pictures, with the arm's joints.
@@ -41,7 +41,6 @@ class HandEye:
     """
 
     intrinsics: Intrinsics
-    distortion: tuple[float, float, float, float]
     pose: Array
     lens_px: float
     error_px: float
@@ -98,7 +97,8 @@ def solve(
         )
     fx, fy, cx, cy, k1, k2, p1, p2 = map(float, lens)
     total = float(np.sqrt((errors**2).mean()))
-    return HandEye(Intrinsics(fx, fy, cx, cy), (k1, k2, p1, p2), pose, lens_px, total, errors, place_m, angle_rad)
+    found = Intrinsics(fx, fy, cx, cy, (k1, k2, p1, p2))
+    return HandEye(found, pose, lens_px, total, errors, place_m, angle_rad)
 
 
 def _lens(seen: Sequence[Detection], size: tuple[int, int]) -> tuple[Array, float, Array]:

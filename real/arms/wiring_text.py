@@ -36,7 +36,7 @@ topics:
   gripper: {grip}
   intervention: {{name: intervention, rate_hz: 20, reliability: reliable, depth: 1}}
   diagnostics: {{name: /diagnostics, rate_hz: 20, reliability: reliable, depth: 10}}
-cameras: {{}}
+cameras: {{}}              # pictures: docs/ros2.md. depth_cameras, of which clouds are made: docs/points.md
 watchdogs:               # s of silence after which each level begins; braking begins there
   state: {{hold: {hold:g}, fault: {fault:g}}}
   features: {{slow: 0.05, hold: 0.1, fault: 1.0}}

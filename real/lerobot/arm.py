@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from robopolicy.real.control.depth_cameras import JointLog
 from robopolicy.real.control.robots import State
 from robopolicy.real.lerobot.units import MotorUnits
 from robopolicy.real.safety import Profile
@@ -42,6 +43,7 @@ class LeRobotArm:
         dt: s between ticks of the loop, and between exchanges.
         clock: s, steady.
         pictures: takes an observation's values by name, after each reading; for cameras.
+        log: remembers each reading, by the clock.
 
     Attributes:
         counts: `reads`, `reads_failed`, `reads_late`, `pictures_failed`, `writes_failed`, `caught_up` (a goal was put
@@ -54,10 +56,10 @@ class LeRobotArm:
 
     def __init__(
         self, robot: BusRobot, units: MotorUnits, profile: Profile, *, dt: float, clock: Callable[[], float],
-        pictures: Callable[[dict[str, Any]], None] | None = None,
+        pictures: Callable[[dict[str, Any]], None] | None = None, log: JointLog | None = None,
     ) -> None:  # fmt: skip
         self.robot, self.units, self.profile, self.joints = robot, units, profile, profile.joints
-        self.dt, self.clock, self.pictures = dt, clock, pictures
+        self.dt, self.clock, self.pictures, self.log = dt, clock, pictures, log
         self.counts, self.error = Counter[str](), ""
         self._lock = threading.Lock()
         self.forget()
@@ -146,6 +148,8 @@ class LeRobotArm:
             at, before = self._past[0] if self._past else (now, q)
             qd = (q - before) / (now - at) if now > at else np.zeros(len(q))
             self._past.append((now, q))
+            if self.log is not None:
+                self.log.take(now, q)
             self._state = State(q, qd, opening)
 
     def _due(self) -> tuple[Array, float] | None:

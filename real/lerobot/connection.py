@@ -78,6 +78,9 @@ def check_names(robot: Robot, wiring: LeRobotWiring) -> None:
                 f"cameras.{feature}: LeRobot's {robot.name} has no camera {camera.name!r}. "
                 f"{closest(camera.name, pictures) if pictures else 'Give it under robot.cameras'}"
             )
+    for feature, depth in wiring.arm.depth_cameras.items():
+        if f"{depth.name}_depth" not in pictures:
+            raise WiringError(f"depth_cameras.{feature}: LeRobot's {robot.name} gives no depth of {depth.name!r}")
 
 
 def check_calibration(robot: Robot, wiring: LeRobotWiring) -> None:
@@ -87,9 +90,9 @@ def check_calibration(robot: Robot, wiring: LeRobotWiring) -> None:
     if not file.is_file():
         raise WiringError(f"calibration: {file} is missing. {how}")
     made = datetime.date.fromtimestamp(file.stat().st_mtime)
-    if wiring.changed is not None and made < wiring.changed:
+    if wiring.arm.changed is not None and made < wiring.arm.changed:
         raise WiringError(
-            f"calibration: {file} is of {made}, older than the arm's last change (changed: {wiring.changed}). {how}"
+            f"calibration: {file} is of {made}, older than the arm's last change (changed: {wiring.arm.changed}). {how}"
         )
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import numpy as np
 
 from robopolicy.evaluation.policy_ref import PolicyRef
 from robopolicy.real.control.control_loop import ControlLoop
+from robopolicy.real.control.depth_cameras import CloudMaker, JointLog
 from robopolicy.real.control.pictures import fitted
 from robopolicy.real.control.robots import State
 from robopolicy.real.deploy.deploy_config import DeployConfig
@@ -21,8 +23,10 @@ from robopolicy.real.deploy.summary import limits_in_force, of_episode
 from robopolicy.real.lerobot.arm import LeRobotArm
 from robopolicy.real.lerobot.bus import ArmBus, wait_until_fresh, wait_until_still
 from robopolicy.real.lerobot.connection import connect, make_robot
+from robopolicy.real.lerobot.depth import DepthFrames
 from robopolicy.real.lerobot.wiring import LeRobotWiring, load_wiring
 from robopolicy.real.recording.recorder import Recorder
+from robopolicy.real.ros2.clock import oldest_picture
 from robopolicy.real.ros2.policy_runtime import PolicyRuntime, policy_id_of
 from robopolicy.real.safety import Mode, SafetyChain, SafetyError
 from robopolicy.real.safety.array_ops import Array
@@ -32,13 +36,25 @@ from robopolicy.runs.run_dir import own_task, read_config
 
 
 class Pictures:
-    """Hand the pictures in LeRobot's observations to a policy, and tell the watchdogs of those that changed."""
+    """Hand the pictures and depth in LeRobot's observations to a policy, and tell the watchdogs of those that changed.
 
-    def __init__(self, runtime: PolicyRuntime, wiring: LeRobotWiring) -> None:
+    Args:
+        runtime, wiring: of the deployment. log: of the arm.
+    """
+
+    def __init__(self, runtime: PolicyRuntime, wiring: LeRobotWiring, log: JointLog) -> None:
         self.runtime, self.wiring, self.error = runtime, wiring, ""
         self.newest: dict[str, Array] = {}
         self.came: set[str] = set()  # of this episode: a camera that froze shows the picture of the one before
         self.chain: SafetyChain | None = None
+        self.frames: dict[str, DepthFrames] = {}  # once the cameras are connected
+        self.clouds = CloudMaker(runtime.depths, log, threaded=True)
+
+    def connected(self, cameras: Mapping[str, Any]) -> None:
+        """Take LeRobot's cameras by name; raises WiringError where one gives no depth that can be used."""
+        for key in self.runtime.depths:
+            topic = self.wiring.arm.depth_cameras[key]
+            self.frames[key] = DepthFrames(key, topic, self.wiring.arm.calibration(key), cameras[topic.name])
 
     def __call__(self, values: dict[str, Any]) -> None:
         for key, shape in self.runtime.cameras.items():
@@ -51,9 +67,21 @@ class Pictures:
                 self.error = str(error)
                 continue
             self.newest[key] = pixels.copy()
-            self.came.add(key)
-            if self.chain is not None:
-                self.chain.feed(key, time.monotonic())
+            self._came(key, time.monotonic())
+        for key, frames in self.frames.items():
+            if (picture := frames.read(values[f"{frames.topic.name}_depth"])) is not None:
+                self.clouds.put(key, picture)
+        for key, came, cloud, problem in self.clouds.finished():
+            if cloud is None:
+                self.error = str(problem)
+                continue
+            self.runtime.take_cloud(key, cloud)
+            self._came(key, came)
+
+    def _came(self, key: str, at: float) -> None:
+        self.came.add(key)
+        if self.chain is not None:
+            self.chain.feed(key, at)
 
 
 class Session:
@@ -67,18 +95,21 @@ class Session:
         self.config, self.runtime, self.wiring, self.robot = config, runtime, wiring, robot
         profile = wiring.arm.profile(**config.settings(wiring.arm.safety))
         units, self.profile = connect(robot, wiring, profile)
-        self.pictures = Pictures(runtime, wiring)
+        log = JointLog(1.0 + oldest_picture(wiring.arm))
+        self.pictures = Pictures(runtime, wiring, log)
+        self.pictures.connected(getattr(robot, "cameras", {}))
         self.chain = runtime.chain(self.profile)
         self.pictures.chain = self.chain
         self.arm = LeRobotArm(
-            robot, units, self.profile, dt=wiring.arm.tick_s, clock=time.monotonic, pictures=self.pictures
+            robot, units, self.profile, dt=wiring.arm.tick_s, clock=time.monotonic, pictures=self.pictures, log=log
         )
         self.loop: ControlLoop = runtime.loop(self.arm, self.chain, time.monotonic)
         self.stop = ""  # why the operator ends the episode
 
     def ready(self) -> State:
         """Wait for the first state, and for the pictures that the policy sees; see `wait_until_still`."""
-        lacking = lambda: sorted(set(self.runtime.cameras) - self.pictures.came)  # noqa: E731
+        seen = {*self.runtime.cameras, *self.runtime.depths}
+        lacking = lambda: sorted(seen - self.pictures.came)  # noqa: E731
         return wait_until_still(self.arm, lacking, lambda: self.pictures.error)
 
     def run(self, seed: int) -> Episode:
@@ -90,7 +121,7 @@ class Session:
         wait_until_fresh(self.arm)
         self.runtime.begin(self.chain, seed)
         loop.counts.clear()
-        for key in self.runtime.cameras:
+        for key in (*self.runtime.cameras, *self.runtime.depths):
             self.chain.feed(key, time.monotonic())
         loop.start(seed=seed)
         due, end = time.monotonic(), time.monotonic() + self.config.drive.episode_s
@@ -141,7 +172,7 @@ def run_live(
         robot = make(wiring.robot)
         with ArmBus(robot) as bus:
             session = Session(config, runtime, wiring, robot)
-            with bus.exchanging(session.arm):
+            with closing(session.pictures.clouds), bus.exchanging(session.arm):
                 runtime.warm_up(session.ready())
                 print(limits_in_force(session.profile), *not_claimed(session.profile), sep="\n", flush=True)
                 for number, seed in enumerate(config.seeds, 1):

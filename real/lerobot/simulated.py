@@ -7,7 +7,7 @@ from contextlib import closing
 from typing import Any
 
 from robopolicy.core.errors import ConfigError
-from robopolicy.core.types import IMAGES, Obs
+from robopolicy.core.types import RENDERED, Obs
 from robopolicy.policies.base import Policy
 from robopolicy.real.control.robots import State
 from robopolicy.real.deploy.deployment import Deployment
@@ -50,7 +50,7 @@ class MockedArm(SimulatedArm):
         n, (qpos, qvel) = len(state.q), (self.arm.data.qpos[None].copy(), self.arm.data.qvel[None].copy())
         qpos[0, :n], qpos[0, n : n + 2], qvel[0, :n] = state.q, state.opening / 2, state.qd
         obs, _ = self.env.sense(qpos, qvel, pictures=False)
-        return {**obs, **{k: v for k, v in truth.items() if k.startswith(IMAGES)}}
+        return {**obs, **{k: v for k, v in truth.items() if k.startswith(RENDERED)}}
 
 
 def run_episodes(deployment: Deployment) -> Iterator[Episode]:

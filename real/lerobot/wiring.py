@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import datetime
 import re
 from dataclasses import dataclass
@@ -11,10 +12,12 @@ from typing import Annotated, Any, NotRequired, TypedDict
 import pydantic
 
 from robopolicy import configs
-from robopolicy.core.types import IMAGES
+from robopolicy.core.errors import closest
 from robopolicy.core.untrusted import below, checked, inside, refusing
 from robopolicy.real.ros2.channels import STRICT, CameraTopic, WiringError, read_preset
-from robopolicy.real.ros2.wiring import FrameNames, PatienceFile, Short, Wiring, limits_file
+from robopolicy.real.ros2.depth_topic import DepthCloud, DepthTopic
+from robopolicy.real.ros2.wiring import Wiring, calibrations, limits_file
+from robopolicy.real.ros2.wiring_file import FrameNames, ImageKey, PatienceFile, PointsKey, Short
 from robopolicy.real.safety import SafetyError, read_profile
 
 FOLDER = Path(configs.__file__).parent / "lerobot"
@@ -38,6 +41,13 @@ class _Camera(TypedDict):
     latency_s: Annotated[float, pydantic.Field(ge=0.0, le=1.0)]
 
 
+@pydantic.dataclasses.dataclass(frozen=True, config=STRICT)
+class LeRobotDepth(DepthCloud):
+    """A depth camera, see DepthCloud. `name`: of a RealSense camera in `robot.cameras`, with `use_depth`."""
+
+    name: str = dataclasses.field(kw_only=True)
+
+
 class _LeRobotDogs(TypedDict):
     state: PatienceFile
     images: PatienceFile
@@ -45,10 +55,10 @@ class _LeRobotDogs(TypedDict):
 
 @pydantic.with_config(STRICT)
 class LeRobotFile(TypedDict):
-    """A wiring file. All keys but `safety` must be given."""
+    """A wiring file. All keys but `safety` and `depth_cameras` must be given."""
 
     robot: dict[str, Any]
-    changed: Annotated[str, pydantic.Field(pattern=r"^\d{4}-\d\d-\d\d$")] | None
+    changed: datetime.date | None
     limits: str
     safety: NotRequired[dict[str, Any]]
     tick_s: Annotated[float, pydantic.Field(ge=0.004, le=0.02)]
@@ -56,7 +66,8 @@ class LeRobotFile(TypedDict):
     reversed: tuple[str, ...]
     gripper: _Gripper | None
     frames: FrameNames
-    cameras: dict[Annotated[str, pydantic.Field(pattern=f"^{re.escape(IMAGES)}.")], _Camera]
+    cameras: dict[ImageKey, _Camera]
+    depth_cameras: NotRequired[dict[PointsKey, LeRobotDepth]]
     watchdogs: _LeRobotDogs
     plan_ahead_s: Short
     grace_s: Short
@@ -69,14 +80,12 @@ class LeRobotWiring:
     Args:
         arm: ticks, limits, frames, cameras and patience, as those of an arm over ROS 2; it has no topics.
         robot: options of LeRobot's class, with its `type`.
-        changed: day of the arm's last mechanical change; None: unknown.
         reversed: motors whose positive direction is the limits' negative one.
         gripper: motor of the gripper; None: there is none.
     """
 
     arm: Wiring
     robot: dict[str, Any]
-    changed: datetime.date | None
     reversed: tuple[str, ...]
     gripper: str | None
 
@@ -121,16 +130,46 @@ def parse(data: Any, where: str = "wiring", folder: Path = Path()) -> LeRobotWir
     dogs = found["watchdogs"]
     if min(dogs["state"].slow, dogs["state"].hold, dogs["state"].fault) < 2 * found["tick_s"]:
         raise WiringError(f"{where}: watchdogs.state: less than two ticks of {found['tick_s']} s. Give more")
-    rate = 1 / found["tick_s"]
+    rate, depth = 1 / found["tick_s"], found.get("depth_cameras", {})
     arm = Wiring(
         limits=profile.robot, limits_file=file, tick_s=found["tick_s"], lead_ticks=1, joints=names, gripper={},
         frames=found["frames"], topics={**dict.fromkeys(SILENT), "features": None},
         cameras={k: CameraTopic(c["name"], rate, latency_s=c["latency_s"]) for k, c in found["cameras"].items()},
         watchdogs=dict(dogs), plan_ahead_s=found["plan_ahead_s"], grace_s=found["grace_s"], safety=safety,
-        opening=gripper["opening_m"] if gripper else 0.0,
+        opening=gripper["opening_m"] if gripper else 0.0, changed=found["changed"],
+        depth_cameras={k: _depth_topic(k, c, options, rate, where) for k, c in depth.items()},
+        calibrations=calibrations({k: c.calibration for k, c in depth.items()}, where, folder),
     )  # fmt: skip
-    changed = None if found["changed"] is None else datetime.date.fromisoformat(found["changed"])
-    return LeRobotWiring(arm, options, changed, found["reversed"], gripper["motor"] if gripper else None)
+    return LeRobotWiring(arm, options, found["reversed"], gripper["motor"] if gripper else None)
+
+
+def _depth_topic(key: str, camera: LeRobotDepth, options: dict[str, Any], rate: float, where: str) -> DepthTopic:
+    """Return a depth camera as one over ROS 2, whose frame is its serial number.
+
+    Raises:
+        WiringError: it is no RealSense camera of `robot.cameras`, or not set to give depth as it is.
+    """
+    cameras = options.get("cameras")
+    known = cameras if isinstance(cameras, dict) else {}
+    own, at = known.get(camera.name), f"{where}: robot.cameras.{camera.name}"
+    if not isinstance(own, dict) or own.get("type") != "intelrealsense" or own.get("use_depth") is not True:
+        raise WiringError(
+            f"{where}: depth_cameras.{key}.name: expected a camera of robot.cameras with type: intelrealsense and "
+            f"use_depth: true; found {camera.name!r}: {own}. {closest(camera.name, known)}"
+        )
+    serial = own.get("serial_number_or_name")
+    if not isinstance(serial, str) or not serial.isdigit():
+        raise WiringError(
+            f"{at}.serial_number_or_name: expected the serial number in quotes, which tells this camera's calibration "
+            f"from another's; found {serial!r}. `lerobot-find-cameras realsense` shows it"
+        )
+    if own.get("rotation", 0) not in (0, "NO_ROTATION"):
+        raise WiringError(f"{at}.rotation: expected none, as the calibration is of pictures that are not turned")
+    parts = {k: getattr(camera, k) for k in ("calibration", "range_m", "fewest", "latency_s", "cloud")}
+    topic = DepthTopic(name=camera.name, rate_hz=rate, frame_id=serial, **parts)
+    for why in topic.problems():
+        raise WiringError(f"{where}: depth_cameras.{key}.{why}")
+    return topic
 
 
 def _options(robot: dict[str, Any], where: str, folder: Path) -> dict[str, Any]:

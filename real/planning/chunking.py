@@ -9,7 +9,7 @@ import torch
 
 from robopolicy.core.errors import ConfigError, SpecError
 from robopolicy.core.rng import keyed_normal
-from robopolicy.core.types import IMAGES, Obs
+from robopolicy.core.types import RENDERED, Obs
 from robopolicy.policies.base import DenoisingPolicy, Policy, with_bases
 from robopolicy.policies.realtime_chunking import Continuation, continue_chunk, longest_delay
 from robopolicy.real.control.chunk_buffer import Ahead, ChunkBuffer, Delays, check_latency
@@ -123,9 +123,9 @@ def chunking_of(chunking: Chunking, policy: Policy | RemotePlanner, latency: flo
 
 
 def sees_pictures(policy: Policy | RemotePlanner) -> bool:
-    """Return whether a policy, or one that it corrects, sees pictures, which show no later state."""
+    """Return whether a policy, or one that it corrects, sees pictures or clouds, which show no later state."""
     if isinstance(policy, RemotePlanner):
         keys = list(policy.keys)
     else:
         keys = [key for level in with_bases(policy) for key in level.spec.observation]
-    return any(key.startswith(IMAGES) for key in keys)
+    return any(key.startswith(RENDERED) for key in keys)

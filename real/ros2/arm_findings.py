@@ -18,7 +18,8 @@ from robopolicy.real.ros2.joint_states import stamp_of
 from robopolicy.real.ros2.messages import StateReader
 from robopolicy.real.ros2.remote_arm import STILL
 from robopolicy.real.ros2.urdf import check_urdf
-from robopolicy.real.ros2.wiring import LONGEST_LEAD, Wiring
+from robopolicy.real.ros2.wiring import Wiring
+from robopolicy.real.ros2.wiring_file import LONGEST_LEAD
 from robopolicy.real.safety import SafetyError
 from robopolicy.real.safety.array_ops import Array
 

@@ -12,6 +12,7 @@ from robopolicy.real.safety.decision import Patience
 
 SLACK = 0.01  # s by which a state may be less delayed than the median of them
 AHEAD = 0.05  # s by which a stamp may lie in the future, as no clock is exact
+LONGEST = 10.0  # s: no older picture says anything
 LEAP = 0.25  # s that simulated time may go on from one state to the next
 
 
@@ -139,6 +140,16 @@ def stamps_of(wiring: Wiring, clock: ArmClock) -> dict[str, Stamps]:
     }
     if "gripper_states" in most:
         found["gripper_states"] = Stamps("gripper_states", clock, most=most["gripper_states"])
-    for key, camera in wiring.cameras.items():
-        found[key] = Stamps(key, clock, most=most["images"], latency=camera.latency_s)
+    for key, latency in latencies(wiring).items():
+        found[key] = Stamps(key, clock, most=most["images"], latency=latency)
     return found
+
+
+def latencies(wiring: Wiring) -> dict[str, float]:
+    """Return s from a picture's exposure to its arrival, by the feature of its camera."""
+    return {key: camera.latency_s for key, camera in (wiring.cameras | wiring.depth_cameras).items()}
+
+
+def oldest_picture(wiring: Wiring) -> float:
+    """Return the age in s up to which a camera's picture counts."""
+    return max(latencies(wiring).values(), default=0.0) + min(shortest(wiring.watchdogs["images"]), LONGEST)

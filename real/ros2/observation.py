@@ -13,14 +13,16 @@ from torch import Tensor
 from robopolicy.config.instantiate import build
 from robopolicy.core.errors import ConfigError, SpecError, closest
 from robopolicy.core.specs import PolicySpec
-from robopolicy.core.types import BASE_ACTION, STATE, TASK, Obs
+from robopolicy.core.types import BASE_ACTION, POINTS, STATE, TASK, Obs
 from robopolicy.core.untrusted import refusing
+from robopolicy.real.control.depth_cameras import DepthCamera
 from robopolicy.real.control.joint_order import JointOrder
 from robopolicy.real.control.robots import State
 from robopolicy.real.control.state_forecast import ForecastState
 from robopolicy.real.ros2.wiring import Wiring
 from robopolicy.real.safety.array_ops import Array
 from robopolicy.sim.env import SimEnv
+from robopolicy.utils.point_clouds import PointCloud, Points
 
 ARM = ("tcp", "yaw", "tcp_vel", "yaw_rate", "opening", "gripper", "lag")  # groups that follow from the arm's state
 
@@ -64,7 +66,7 @@ class Arrivals:
     def forget(self) -> None:
         """Drop all values and pictures."""
         self.features: Array | None = None  # in the order of `names`
-        self.pictures: Obs = {}  # [1 3 H W]
+        self.pictures: Obs = {}  # [1 3 H W], and clouds [1 P 3]
 
     def take(self, names: Sequence[str], values: Sequence[float]) -> None:
         """Named values.
@@ -80,6 +82,10 @@ class Arrivals:
     def take_image(self, key: str, picture: NDArray[np.uint8]) -> None:
         """Take a camera's newest picture [3 H W]."""
         self.pictures[key] = torch.from_numpy(picture)[None]
+
+    def take_cloud(self, key: str, cloud: Points) -> None:
+        """Take a depth camera's newest cloud [P 3] m."""
+        self.pictures[key] = torch.from_numpy(cloud)[None]
 
     def check(self) -> None:
         """Raise SpecError where something has not come."""
@@ -151,12 +157,43 @@ def check_robot(spec: PolicySpec, wiring: Wiring) -> None:
     for key, mine in (("base", spec.action.frame), ("tcp", spec.action.tcp)):
         if mine not in (wiring.frames[key], "joint"):
             found.append(f"frames.{key}: the policy acts in {mine!r}, the robot's wiring says {wiring.frames[key]!r}")
-    for key in (k for k in spec.observation if k not in (STATE, TASK, BASE_ACTION, *wiring.cameras)):
-        found.append(f"{key}: the policy sees it, the wiring's `cameras` lack it. {closest(key, wiring.cameras)}")
+    given = {**wiring.cameras, **wiring.depth_cameras}
+    for key in (k for k in spec.observation if k not in (STATE, TASK, BASE_ACTION, *given)):
+        part = "depth_cameras" if key.startswith(POINTS) else "cameras"
+        found.append(f"{key}: the policy sees it, the wiring's `{part}` lack it. {closest(key, given)}")
     if spec.dt < 2 * wiring.tick_s:
         found.append(f"dt: the policy acts every {spec.dt} s, the robot every {wiring.tick_s} s")
     if found:
         raise SpecError("policy and robot do not fit:\n  - " + "\n  - ".join(found))
+
+
+def depth_cameras(specs: Sequence[PolicySpec], wiring: Wiring, task: PointCloud | None) -> dict[str, DepthCamera]:
+    """Return the depth cameras whose clouds a policy, or one that it corrects, sees, by feature.
+
+    Args:
+        specs: of these policies. task: how the task makes its clouds; None: there is no task, and the wiring says it.
+
+    Raises:
+        SpecError: nothing says how to make the clouds, or not as the policy was trained.
+        WiringError: a calibration is of another camera, of another arm, or older than the arm's last change.
+    """
+    seen = {k: f for spec in specs for k, f in spec.observation.items() if k in wiring.depth_cameras}
+    found, profile = {}, wiring.profile()
+    for key, feature in seen.items():
+        source, where = wiring.depth_cameras[key], f"depth_cameras.{key}.cloud"
+        if (cloud := task or source.cloud) is None:
+            raise SpecError(
+                f"{where}: there is no task that says how clouds are made. Give box, count, frame and sampling"
+            )
+        if source.cloud not in (None, cloud):
+            raise SpecError(f"{where}: expected that of the policy's task, {cloud}. Leave it out")
+        if feature.shape != (cloud.count, 3) or feature.names not in (None, cloud.names):
+            raise SpecError(
+                f"{where}: the policy sees {list(feature.shape)} with coordinates {feature.names}, this gives "
+                f"{[cloud.count, 3]} with {cloud.names}. Correct count and frame"
+            )
+        found[key] = DepthCamera(key, source, wiring.calibration(key), profile, cloud)
+    return found
 
 
 def check_features(names: Sequence[str], wiring: Wiring) -> None:

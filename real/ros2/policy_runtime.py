@@ -11,7 +11,7 @@ import numpy as np
 
 from robopolicy.core.errors import SpecError
 from robopolicy.core.specs import PolicySpec, check_fits
-from robopolicy.core.types import BASE_ACTION, IMAGES
+from robopolicy.core.types import BASE_ACTION, RENDERED
 from robopolicy.evaluation.policy_ref import PolicyRef
 from robopolicy.policies.base import Policy, with_bases
 from robopolicy.policies.find import read_spec
@@ -29,8 +29,9 @@ from robopolicy.real.planning.process_planner import ProcessPlanner
 from robopolicy.real.planning.remote_planner import RemotePlanner
 from robopolicy.real.recording.recorder import PolicyJournal, RecordedChain, Recorder
 from robopolicy.real.recording.records import header_of
+from robopolicy.real.ros2.clock import latencies
 from robopolicy.real.ros2.joint_state_adapter import JointStateObserver, NamedJoints, joint_state_spec
-from robopolicy.real.ros2.observation import Observer, check_features, check_robot, one_env
+from robopolicy.real.ros2.observation import Observer, check_features, check_robot, depth_cameras, one_env
 from robopolicy.real.ros2.remote_arm import PLAYED
 from robopolicy.real.ros2.teleop_keys import RemoteKeys
 from robopolicy.real.ros2.wiring import GRIPPER, Wiring
@@ -73,7 +74,8 @@ class PolicyRuntime:
             check_robot(spec, wiring)
         images = {k: f for spec in levels for k, f in spec.observation.items() if k in wiring.cameras}
         self.cameras = {k: f.shape for k, f in images.items()}
-        self.age = max((wiring.cameras[k].latency_s for k in images), default=0.0)
+        seen = {key for spec in levels for key in spec.observation}
+        self.age = max((s for key, s in latencies(wiring).items() if key in seen), default=0.0)
         if self.age and config.chunking != "async":
             raise SpecError(
                 f"chunking={config.chunking}: goes on from what the arm does now, and pictures that are {self.age} s "
@@ -82,7 +84,8 @@ class PolicyRuntime:
         self.chunks = chunking_of(config.chunking, self.policy, config.latency + self.age, predict=config.predict)
         self.observer: Observer | JointStateObserver
         if config.task is None:
-            self.observer = JointStateObserver(levels[-1], wiring, tuple(images))
+            self.depths = depth_cameras(levels, wiring, None)
+            self.observer = JointStateObserver(levels[-1], wiring, (*images, *self.depths))
             self.controller = cast(Controller, NamedJoints(self.policy.spec.action, wiring, dt=self.policy.spec.dt))
             self.spec = joint_state_spec(levels[-1], wiring)
         else:  # pictures come from the robot's cameras: no renderer is needed here
@@ -90,8 +93,11 @@ class PolicyRuntime:
             for spec in levels:
                 check_fits(spec, env.spec, ignore=(BASE_ACTION,))
             check_arm(env.controller.arm, wiring.profile())
-            self.observer, self.controller, self.spec = Observer(env, tuple(images)), env.controller, env.spec
-        self.names, self.take, self.take_image = self.observer.names, self.observer.take, self.observer.take_image
+            self.depths = depth_cameras(levels, wiring, env.views.cloud)
+            self.observer = Observer(env, (*images, *self.depths))
+            self.controller, self.spec = env.controller, env.spec
+        self.names, self.take = self.observer.names, self.observer.take
+        self.take_image, self.take_cloud = self.observer.take_image, self.observer.take_cloud
         check_features(self.names, wiring)
         self.press: Callable[[str], None] | None = None  # takes a human's keys
         self.teleoperator: Teleoperator | None = None
@@ -128,7 +134,7 @@ class PolicyRuntime:
             inputs[PLAYED] = dogs["state"]  # the same driver sends both
         how: Any = dict(
             dt=dt, state=dogs["state"], enable=dogs.get("enable"), risk=risk,
-            inputs={**inputs, **dict.fromkeys(self.cameras, dogs["images"])},
+            inputs={**inputs, **dict.fromkeys((*self.cameras, *self.depths), dogs["images"])},
             clock=None if self.config.lockstep else time.monotonic,  # simulated time has no late ticks
         )  # fmt: skip
         if self.recorder is None:
@@ -152,6 +158,8 @@ class PolicyRuntime:
     def begin(self, chain: SafetyChain, seed: int) -> None:
         """Prepare an episode, and end the recording of the one before."""
         self.end(None)
+        for camera in self.depths.values():
+            camera.begin(seed)
         if self.process is not None and self.process.ended:
             raise PlanningError("planner: its process has ended. Clean up and configure the node again")
         if self.recorder is not None:
@@ -172,6 +180,8 @@ class PolicyRuntime:
             self.observer.take(self.names, [0.0] * len(self.names))
         for key, shape in self.cameras.items():
             self.observer.take_image(key, np.zeros(shape, np.uint8))
+        for key, camera in self.depths.items():
+            self.observer.take_cloud(key, np.zeros((camera.cloud.count, 3), np.float32))
         frame = self.observer(state)
         self.planner.reset(0)
         obs = {k: v[:, None].expand(-1, self.planner.history, *v.shape[1:]) for k, v in frame.items()}
@@ -199,7 +209,7 @@ def _specs(policy: Policy | RemotePlanner) -> list[PolicySpec]:
     """Of a policy and of those that it corrects, which see and act too; the undermost comes last."""
     if isinstance(policy, Policy):
         return [level.spec for level in with_bases(policy)]
-    if unknown := [k for k in policy.keys if k.startswith(IMAGES) and k not in policy.spec.observation]:
+    if unknown := [k for k in policy.keys if k.startswith(RENDERED) and k not in policy.spec.observation]:
         raise SpecError(f"server: its policy corrects one that sees {unknown}, of which nothing is known here")
     return [policy.spec]
 

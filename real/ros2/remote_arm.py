@@ -9,9 +9,10 @@ from dataclasses import replace
 
 import numpy as np
 
+from robopolicy.real.control.depth_cameras import JointLog
 from robopolicy.real.control.robots import State
 from robopolicy.real.ros2.ages import Ages
-from robopolicy.real.ros2.clock import ArmClock, StampError, shortest, stamps_of
+from robopolicy.real.ros2.clock import ArmClock, StampError, oldest_picture, shortest, stamps_of
 from robopolicy.real.ros2.command_history import CommandHistory
 from robopolicy.real.ros2.continuity import Continuity, JumpError
 from robopolicy.real.ros2.timeline import MATCH
@@ -55,6 +56,7 @@ class RemoteArm:
         self.clock = ArmClock(wiring.tick_s, follow=follow, window=min(max(window, 32), 1024))
         self.stamps = stamps_of(wiring, self.clock)
         self.newest: State | None = None
+        self.log = JointLog(1.0 + oldest_picture(wiring))
         self.continuity = Continuity(wiring.joints, chain.profile.maker["velocity"])
         self.ages = Ages(chain, simulated=follow)
         self.commanded: Array | None = None  # [n] rad that the driver plays, where it says so
@@ -115,6 +117,7 @@ class RemoteArm:
                 self.chain.fault(str(error))
                 raise
         self.newest, self.fresh = state, True
+        self.log.take(stamp, state.q)
         self.hear("state", at)
 
     def on_unreadable(self) -> None:

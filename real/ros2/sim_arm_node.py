@@ -23,15 +23,14 @@ from std_msgs.msg import Float64
 from std_srvs.srv import Trigger
 from trajectory_msgs.msg import JointTrajectory
 
-from robopolicy.core.types import IMAGES
 from robopolicy.real.control.arm_kinematics import check_arm
 from robopolicy.real.control.robots import MujocoArm
 from robopolicy.real.ros2 import messages
 from robopolicy.real.ros2.cdr import TrajectoryBytes
 from robopolicy.real.ros2.delayed_line import DelayedLine
-from robopolicy.real.ros2.images import image, message_type
 from robopolicy.real.ros2.observation import feature_names, feature_values, one_env
 from robopolicy.real.ros2.qos import profile_of
+from robopolicy.real.ros2.sim_cameras import SimCameras
 from robopolicy.real.ros2.simulated_wiring import SIMULATED
 from robopolicy.real.ros2.spin import run, start, take_priority
 from robopolicy.real.ros2.timeline import Timeline
@@ -89,13 +88,10 @@ class ArmNode(Node):
         self.create_subscription(Float64, grip.name, self._on_gripper, profile_of(grip))
         self.create_service(Trigger, "~/reset", self._on_reset)
         self.features_every = 1 if features is None else features.every(wiring.tick_s)
-        self._cameras = {
-            key: (self.create_publisher(message_type(topic), topic.name, profile_of(topic)), topic,
-                  topic.every(wiring.tick_s))
-            for name in env.cameras if (topic := wiring.cameras.get(key := IMAGES + name)) is not None
-        }  # fmt: skip
+        self.cameras = SimCameras(self, env, wiring)
         self._names = (*wiring.joints, *wiring.gripper)
         self.begin_episode(0)
+        self.cameras.check()
 
     def begin_episode(self, seed: int) -> None:
         """Begin the episode of test seed `seed`, at rest."""
@@ -179,7 +175,7 @@ class ArmNode(Node):
         if "features" in self._pub and tick % self.features_every == 0:
             obs, _ = self.env.sense(data.qpos[None], data.qvel[None], pictures=False)
             self._say("features", messages.joint_state(self.names, ns, feature_values(self.env, obs)))
-        self._film(tick)
+        self.cameras.film(tick, data.qpos, data.qvel)
         if "joint_commands" in self._pub:
             echo = messages.joint_state(self.wiring.joints, ns, q)
             echo.header.frame_id = messages.ALONE if self.lockstep and not self.locked else ""
@@ -200,13 +196,6 @@ class ArmNode(Node):
 
     def _say(self, role: str, message: JointState) -> None:
         self._out.send(partial(self._pub[role].publish, message))
-
-    def _film(self, tick: int) -> None:
-        """Publish the pictures that are due."""
-        if due := {key: camera for key, camera in self._cameras.items() if tick % camera[2] == 0}:
-            obs, _ = self.env.sense(self.arm.data.qpos[None], self.arm.data.qvel[None])
-            for key, (publisher, topic, _) in due.items():
-                publisher.publish(image(obs[key][0].numpy(), tick * self.dt_ns, topic))
 
     def _judge(self, tick: int) -> None:
         """Success, at the policy's rate, counted from the first motion."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -19,21 +18,21 @@ from robopolicy.core.errors import RobopolicyError
 from robopolicy.real.control.joint_order import JointOrder
 from robopolicy.real.ros2 import messages
 from robopolicy.real.ros2.clock import StampError
+from robopolicy.real.ros2.depth_inputs import CloudInputs, DepthInputs
 from robopolicy.real.ros2.images import ImageReader, message_type
 from robopolicy.real.ros2.joint_states import ARM, JointStates, stamp_of
 from robopolicy.real.ros2.outputs import OnMismatch
 from robopolicy.real.ros2.publishers import ALIVE, Endpoint, PublisherError, Publishers, gid_of, with_info
 from robopolicy.real.ros2.qos import bystanders, mismatches, profile_of, publishers_heard
+from robopolicy.real.ros2.receipts import Receipts
 from robopolicy.real.ros2.remote_arm import RemoteArm
 from robopolicy.real.ros2.teleop_keys import FRESH, STOPS
 from robopolicy.real.ros2.urdf import check_urdf
 from robopolicy.real.ros2.wiring import GRIPPER, Topic, Wiring
 from robopolicy.real.safety import SafetyError
 
-AGREE = 0.01  # s by which the steady and the system's clock may part while neither is set
 
-
-class Inputs(Protocol):
+class Inputs(CloudInputs, Protocol):
     """Take the inputs of a policy, and a human's keys."""
 
     names: tuple[str, ...]  # features that it needs beside the arm's state
@@ -64,12 +63,13 @@ class Subscriptions:
         self.handled = 0
         self._heard: dict[str, float] = {}  # s of our steady clock of the newest accepted message, by role
         self._publishers: dict[str, Publishers] = {}  # by role
-        self.drained, self._system = -math.inf, 0  # s of our steady clock, ns of the system's: when no message waited
+        self.receipts = Receipts()
         self._refused_at: dict[str, float] = {}  # s of our steady clock, by source
         self._connected: dict[str, Topic] = {}  # topics that we hear, by role
         self._entities: list[Any] = []
         self._states = JointStates(wiring, arm)
         self._commands = JointOrder(wiring.joints)
+        self._depth = DepthInputs(wiring, inputs, arm)
         self._description: str | None = None  # the arm's URDF
         try:
             self._connect(on_mismatch)
@@ -95,6 +95,7 @@ class Subscriptions:
             camera = wiring.cameras[key]
             handle = partial(self._on_image, key, ImageReader(key, shape, camera))
             self._hear(key, message_type(camera), camera, handle, on_mismatch)
+        self._depth.connect(partial(self._hear, on_mismatch=on_mismatch))
 
     def _hear(
         self, role: str, kind: type, topic: Topic | None, handle: Callable[[Any, float], None], on_mismatch: OnMismatch,
@@ -112,7 +113,7 @@ class Subscriptions:
 
         def take(message: Any, info: Any) -> None:
             self.handled += 1
-            at = self._received(info)
+            at = self.receipts.received(info)
             if not wants(message):
                 publishers.leave(gid_of(info))
                 return
@@ -120,15 +121,10 @@ class Subscriptions:
                 self._of_one(publishers, gid_of(info), at)
                 handle(message, at)
             except Exception as error:  # no message may end the node
-                known = isinstance(error, RobopolicyError)
-                self.refused[role] = str(error) if known else f"{role}: {type(error).__name__}: {error}"
-                self._refused_at[role] = at
-                self.arm.counts[f"{role}_refused"] += 1
-                if isinstance(error, StampError):
-                    self.arm.counts[f"{role}_{error.reason}"] += 1
+                self._refuse(role, at, error)
                 return
-            self.refused.pop(role, None)
-            self._heard[role] = at
+            if role not in self.inputs.depths:  # a picture of depth is good once its cloud is
+                self._accept(role, at)
 
         # The event does not name the publisher, which may be a bystander: it is a warning, and no reason to stop.
         events = SubscriptionEventCallbacks(incompatible_qos=lambda _: on_mismatch(), use_default_callbacks=False)
@@ -138,21 +134,22 @@ class Subscriptions:
         self._entities.append(heard)
         self._connected[role] = topic
 
-    def _received(self, info: Any) -> float:
-        """Return s of our steady clock at which a message reached this process.
+    def _accept(self, role: str, at: float) -> None:
+        self.refused.pop(role, None)
+        self._heard[role] = at
 
-        Where the node was held up, the message has waited: the system's clock says for how long. Where that clock was
-        set meanwhile, the message waited since `empty` at most.
-        """
-        now, system = time.monotonic(), time.time_ns()
-        waited = 0.0 if info is None else max(system - int(info["received_timestamp"]), 0) * 1e-9
-        if abs((system - self._system) * 1e-9 - (now - self.drained)) <= AGREE:
-            return now - waited
-        return max(min(self.drained, now), now - waited)
+    def _refuse(self, role: str, at: float, error: Exception) -> None:
+        known = isinstance(error, RobopolicyError)
+        self.refused[role] = str(error) if known else f"{role}: {type(error).__name__}: {error}"
+        self._refused_at[role] = at
+        self.arm.counts[f"{role}_refused"] += 1
+        if isinstance(error, StampError):
+            self.arm.counts[f"{role}_{error.reason}"] += 1
 
     def empty(self, now: float) -> None:
-        """Note that all messages were handled that had come by `now` s of our steady clock."""
-        self.drained, self._system = now, time.time_ns()
+        """Note that all messages were handled that had come by `now` s of our steady clock; collect clouds."""
+        self.receipts.empty(now)
+        self._depth.collect(self._accept, self._refuse)
 
     def _of_one(self, publishers: Publishers, gid: bytes | None, at: float) -> None:
         """Raise PublisherError, and stop the arm, where a second publisher speaks while it runs."""
@@ -182,7 +179,8 @@ class Subscriptions:
         found += [*self.refused.values(), *self._undescribed(), *self._states.unheard(list(self._heard))]
         for publishers in self._publishers.values():
             found += publishers.problems(self._graph(publishers.role), now)
-        patience = {"features": dogs["features"], **dict.fromkeys(self.inputs.cameras, dogs["images"])}
+        seen = (*self.inputs.cameras, *self.inputs.depths)
+        patience = {"features": dogs["features"], **dict.fromkeys(seen, dogs["images"])}
         patience |= {GRIPPER: dogs[GRIPPER]} if GRIPPER in dogs else {}
         for role, topic in self._connected.items():
             if role not in patience or role in self.refused:
@@ -215,6 +213,7 @@ class Subscriptions:
         return []
 
     def close(self) -> None:
+        self._depth.close()
         for subscription in self._entities:
             self.node.destroy_subscription(subscription)
         self._entities, self._connected = [], {}

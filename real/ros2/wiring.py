@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
+import datetime
 import math
-import re
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, NotRequired, TypedDict, cast
-
-import pydantic
+from typing import Any, cast
 
 from robopolicy import configs
-from robopolicy.core.types import IMAGES
-from robopolicy.core.untrusted import checked, refusing
+from robopolicy.core.errors import DataError
+from robopolicy.core.untrusted import below, checked, refusing
+from robopolicy.real.arms.camera_file import CameraCalibration, read_camera
 from robopolicy.real.ros2.channels import (
-    STRICT,
     CameraTopic,
     GripperTopic,
     LineDelay,
@@ -24,75 +22,21 @@ from robopolicy.real.ros2.channels import (
     WiringError,
     read_preset,
 )
+from robopolicy.real.ros2.depth_topic import DepthTopic
+from robopolicy.real.ros2.wiring_file import WiringFile
 from robopolicy.real.safety import Profile, SafetyError, profile_names, read_profile
 from robopolicy.real.safety.decision import Patience
 from robopolicy.real.safety.profile import FOLDER as PROFILES
 
 GRIPPER = "gripper_states"  # role of the topic of a gripper's own messages
 FOLDER = Path(configs.__file__).parent / "robots"
-LONGEST_LEAD = 25  # ticks
+CAMERAS = FOLDER.parent / "cameras"  # calibrations of simulated cameras
 WATCHED = {
     "state": ("joint_states", "joint_commands"),
     "features": ("features",),
     "enable": ("enable",),
     "gripper_states": ("gripper_states",),
 }  # and images
-
-
-class FrameNames(TypedDict):
-    base: str
-    tcp: str
-
-
-class _Topics(TypedDict):
-    joint_states: Topic
-    gripper_states: NotRequired[Topic | None]
-    joint_commands: Topic | None
-    robot_description: Topic | None
-    features: Topic | None
-    enable: Topic
-    keys: Topic | None
-    trajectory: OutputTopic
-    gripper: GripperTopic | None
-    intervention: Topic | None
-    diagnostics: Topic
-
-
-@pydantic.dataclasses.dataclass(frozen=True, config=STRICT)
-class PatienceFile(Patience):
-    slow: pydantic.PositiveFloat = math.inf
-    hold: pydantic.PositiveFloat = math.inf
-    fault: pydantic.PositiveFloat = math.inf
-
-
-class _Watchdogs(TypedDict):
-    state: PatienceFile
-    features: PatienceFile
-    images: PatienceFile
-    enable: PatienceFile
-    gripper_states: NotRequired[PatienceFile]
-
-
-Short = Annotated[float, pydantic.Field(ge=0.0, le=0.1)]
-
-
-@pydantic.with_config(STRICT)
-class WiringFile(TypedDict):
-    """A wiring file. All keys but those NotRequired must be given; null: a topic that the robot lacks."""
-
-    limits: str
-    safety: NotRequired[dict[str, Any]]
-    tick_s: Annotated[float, pydantic.Field(ge=0.001, le=0.02)]
-    lead_ticks: Annotated[int, pydantic.Field(ge=1, le=LONGEST_LEAD)]
-    joints: dict[str, str]
-    gripper: dict[str, float]
-    frames: FrameNames
-    topics: _Topics
-    cameras: dict[Annotated[str, pydantic.Field(pattern=f"^{re.escape(IMAGES)}.")], CameraTopic]
-    watchdogs: _Watchdogs
-    plan_ahead_s: Short
-    grace_s: Short
-    delay: NotRequired[LineDelay]
 
 
 @dataclass(frozen=True)
@@ -110,6 +54,8 @@ class Wiring:
         watchdogs: patience with `state`, `features`, `images` and `enable`.
         plan_ahead_s, grace_s: s before a control step at which a plan is asked for, and by which it may be late.
         safety: settings of the limits in this cell; a deployment may be tighter, never looser.
+        depth_cameras: by feature ("observation.points.<name>"). calibrations: of these cameras.
+        changed: day of the last mechanical change of arm or cameras; None: unknown.
         delay: of the states, where it was measured.
         opening: m of the gripper at 100%, for policies that command percentages; 0: none.
     """
@@ -127,6 +73,9 @@ class Wiring:
     plan_ahead_s: float
     grace_s: float
     safety: dict[str, Any]
+    depth_cameras: dict[str, DepthTopic] = field(default_factory=dict)
+    calibrations: dict[str, CameraCalibration] = field(default_factory=dict)
+    changed: datetime.date | None = None
     delay: LineDelay | None = None
     opening: float = 0.0
 
@@ -151,6 +100,17 @@ class Wiring:
         """The topic of the gripper's opening; None without a gripper."""
         return cast("GripperTopic | None", self.topics["gripper"])
 
+    def calibration(self, key: str) -> CameraCalibration:
+        """Return the calibration of a depth camera.
+
+        Raises:
+            WiringError: it is of another camera, of another arm, or older than the arm's last change.
+        """
+        topic, found = self.depth_cameras[key], self.calibrations[key]
+        for problem in found.problems(topic.frame_id, self.profile(), self.changed):
+            raise WiringError(f"depth_cameras.{key}.calibration: {topic.calibration}: {problem}")
+        return found
+
     @property
     def answer_s(self) -> float:
         """Time from the moment of a state to the begin of the action that answers it, planning left out, s."""
@@ -166,6 +126,10 @@ def wiring_names() -> list[str]:
     return sorted(p.stem for p in FOLDER.glob("*.yaml"))
 
 
+def camera_names() -> list[str]:
+    return sorted(p.stem for p in CAMERAS.glob("*.json"))
+
+
 def load_wiring(name: str) -> Wiring:
     """Load a preset by name, or a file by path; raises WiringError, which names key, found and expected."""
     data, path = read_preset(name, FOLDER, "an arm over ROS 2")
@@ -179,10 +143,13 @@ def parse(data: Any, where: str = "wiring", folder: Path = Path()) -> Wiring:
     found["topics"].setdefault("gripper_states", None)
     file, safety = limits_file(found["limits"], where, folder), found.get("safety", {})
     try:
-        name = read_profile(file, **safety).robot
+        profile = read_profile(file, **safety)
     except SafetyError as error:
         raise WiringError(f"{where}: limits, safety: {error}") from error
-    known = {"limits": name, "limits_file": file, "safety": safety, "joints": tuple(found["joints"].values())}
+    known: dict[str, Any] = {"limits": profile.robot, "limits_file": file, "safety": safety,
+                             "joints": tuple(found["joints"].values())}  # fmt: skip
+    files = {key: camera.calibration for key, camera in found.get("depth_cameras", {}).items()}
+    known["calibrations"] = calibrations(files, where, folder)
     wiring = Wiring(**{**found, **known})
     for problem in _problems(wiring, list(found["joints"])):
         raise WiringError(f"{where}: {problem}")
@@ -203,6 +170,31 @@ def limits_file(limits: str, where: str, folder: Path) -> Path:
     )
 
 
+def calibrations(files: Mapping[str, str], where: str, folder: Path) -> dict[str, CameraCalibration]:
+    """Read the calibrations of a wiring's depth cameras, by feature.
+
+    Args:
+        files: names in configs/cameras, or files, by feature.
+        where: the wiring's name, for messages. folder: in which it lies.
+
+    Raises:
+        WiringError: no such file, or one that is wrong.
+    """
+    found = {}
+    for key, file in files.items():
+        key_of = f"{where}: depth_cameras.{key}.calibration"
+        try:
+            known = CAMERAS / f"{file}.json"
+            path = known if file in camera_names() else below(folder, file, where=key_of, error=WiringError)
+            found[key] = read_camera(path)
+        except DataError as error:
+            raise WiringError(
+                f"{key_of}: {error}. Expected a file of `robopolicy arm camera` below the wiring, or one of "
+                f"{', '.join(camera_names())}"
+            ) from error
+    return found
+
+
 def _problems(wiring: Wiring, joints: list[str]) -> Iterator[str]:
     """Name contradictions between the parts of a wiring, one sentence each; `joints`: the limits' names in it."""
     expected, names = list(wiring.profile().joints), wiring.joints
@@ -216,9 +208,11 @@ def _problems(wiring: Wiring, joints: list[str]) -> Iterator[str]:
         yield "topics.gripper_states: expected null, as `gripper` names no joint; or name its joints there"
     if shared := set(wiring.gripper) & set(names):
         yield f"gripper: {sorted(shared)} are joints of the arm"
-    topics = [camera.name for camera in wiring.cameras.values()]
+    topics = [camera.name for camera in (*wiring.cameras.values(), *wiring.depth_cameras.values())]
     if len(set(topics)) < len(topics):
-        yield f"cameras: two of them have one topic: {topics}"
+        yield f"cameras, depth_cameras: two of them have one topic: {topics}"
+    for key, depth in wiring.depth_cameras.items():
+        yield from (f"depth_cameras.{key}.{why}" for why in depth.problems())
     for why in wiring.grip.problems() if wiring.grip is not None else ():
         yield f"topics.gripper: {why}"
     echoed = wiring.topics["joint_commands"] is not None
@@ -231,6 +225,7 @@ def _watchdog_problems(wiring: Wiring) -> Iterator[str]:
     """Name watchdogs that never fire, or that fire between two messages that are on time."""
     watched = {dog: {f"topics.{role}": wiring.topics[role] for role in roles} for dog, roles in WATCHED.items()}
     watched["images"] = {f"cameras.{key}": way for key, way in wiring.cameras.items()}
+    watched["images"] |= {f"depth_cameras.{key}": way for key, way in wiring.depth_cameras.items()}
     for dog, ways in watched.items():
         if (patience := wiring.watchdogs.get(dog)) is None:
             if any(ways.values()):

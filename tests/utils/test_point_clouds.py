@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import cv2
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
 from robopolicy.core.errors import ConfigError, DataError
-from robopolicy.utils.point_clouds import Intrinsics, PointCloud, crop, depth_to_points, farthest_points
+from robopolicy.utils.point_clouds import Intrinsics, PointCloud, crop, depth_to_points, farthest_points, thinned
 
 Array = NDArray[np.float64]
 VIEW = Intrinsics.of_view(np.deg2rad(60.0), 40, 60)
@@ -189,3 +190,46 @@ def test_bad_options_are_named(options, named):
 def test_bad_intrinsics_are_named(numbers):
     with pytest.raises(ConfigError, match="intrinsics"):
         Intrinsics(*numbers)
+
+
+BENT = (0.2, -0.05, 0.003, -0.002)
+
+
+def test_the_points_of_a_distorted_picture_are_those_of_opencv():
+    """Pixels of OpenCV's projection of a plane come back as the plane."""
+    lens = Intrinsics(50.0, 52.0, 31.0, 22.0, BENT)
+    row, column = (g.ravel() for g in np.mgrid[:48, :64])
+    matrix = np.array([[50.0, 0, 31.0], [0, 52.0, 22.0], [0, 0, 1]])
+    pixels = np.stack([column, row], axis=-1).astype(np.float64)[:, None]
+    x, y = lens.rays(column, row)
+    seen, _ = cv2.projectPoints(np.stack([x, y, np.ones_like(x)], axis=-1), np.zeros(3), np.zeros(3), matrix, BENT)
+    np.testing.assert_allclose(seen, pixels, atol=1e-6)
+    np.testing.assert_allclose(np.stack(lens.pixels(x, y), axis=-1), seen[:, 0], atol=1e-9)
+    lens.check((48, 64))
+    points = depth_to_points(np.full((48, 64), 2.0), lens, np.eye(4))
+    np.testing.assert_allclose(points, 2 * np.stack([x, y, np.ones_like(x)], axis=-1), atol=1e-6)
+
+
+def test_a_lens_that_folds_over_is_refused():
+    with pytest.raises(ConfigError, match=r"distortion: .* cannot be undone in all of 64 × 48 pixels"):
+        Intrinsics(50.0, 52.0, 31.0, 22.0, (-2.0, 0.0, 0.0, 0.0)).check((48, 64))
+    Intrinsics(50.0, 52.0, 31.0, 22.0).check((48, 64))
+
+
+@pytest.mark.parametrize(("most", "k"), [(40 * 60, 1), (1000, 1), (600, 2), (100, 4), (1, 48)])
+def test_a_thinned_image_shows_the_same_points(most, k):
+    pose = looking([0.9, 0.1, 0.5])
+    depth = ball_depth(pose)
+    all_points = depth_to_points(depth, VIEW, pose)
+    small, lens = thinned(depth, VIEW, most)
+    assert small.shape == (len(range((k - 1) // 2, 40, k)), len(range((k - 1) // 2, 60, k)))
+    found = depth_to_points(small, lens, pose)
+    apart = np.abs(found[:, None] - all_points[None]).max(-1)
+    assert not len(found) or apart.min(1).max() < 1e-6
+
+
+def test_a_cloud_of_too_few_points_is_refused():
+    points = np.zeros((15, 3), np.float32)
+    assert len(PointCloud(count=4).sample(points, seed=0, step=0, fewest=15)) == 4
+    with pytest.raises(DataError, match="point cloud has 15 points, expected 16 or more"):
+        PointCloud(count=4).sample(points, seed=0, step=0, fewest=16)

@@ -17,6 +17,7 @@ from robopolicy.real.control.joint_order import JointOrder
 from robopolicy.real.control.robots import State
 from robopolicy.real.ros2 import messages
 from robopolicy.real.ros2.bags.checks import Stream, newest
+from robopolicy.real.ros2.bags.clouds import DepthClouds
 from robopolicy.real.ros2.bags.reader import Bag, Item, decode, stamp_of, type_name
 from robopolicy.real.ros2.images import ImageReader, message_type, size_of
 from robopolicy.real.ros2.wiring import CameraTopic, Topic, Wiring
@@ -50,6 +51,7 @@ class Streams:
         for key, camera in wiring.cameras.items():
             if (name := self._find(camera, message_type(camera))) is not None:
                 self.cameras[key] = self._camera(key, name, camera, image_size)
+        self.depth = DepthClouds(bag, wiring, self._find, self._take)
 
     # -- at times -----------------------------------------------------------------------------------------------------
     def checked(self) -> Iterator[tuple[str, Stream, Topic, float]]:
@@ -64,6 +66,7 @@ class Streams:
             yield "features", self.features, w.topic("features"), patience["features"]
         for key, stream in self.cameras.items():
             yield key, stream, w.cameras[key], patience["images"]
+        yield from self.depth.checked(patience["images"])
 
     def state(self, at: Array) -> Array:
         """Return [T Ds] positions, velocities, opening and features at `at` [T] s."""

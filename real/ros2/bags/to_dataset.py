@@ -134,7 +134,7 @@ def features_of(streams: Streams, wiring: Wiring) -> dict[str, Feature]:
     names = [f"{j}.{what}" for what in ("pos", "vel") for j in joints] + ["gripper.pos"] * bool(wiring.gripper)
     names += streams.feature_names
     images = {key: Feature(shape, "uint8") for key, shape in streams.shapes.items()}
-    return {STATE: Feature((len(names),), names=tuple(names)), **images}
+    return {STATE: Feature((len(names),), names=tuple(names)), **images, **streams.depth.features}
 
 
 def frames_of(streams: Streams, wiring: Wiring, dt: float, *, whole: bool = False) -> BagFrames:
@@ -167,7 +167,8 @@ def frames_of(streams: Streams, wiring: Wiring, dt: float, *, whole: bool = Fals
             f"{spec.names[k]} was told {commanded[step, k]:.3f} {spec.units[k]}, expected {spec.low[k]:.3f} to "
             f"{spec.high[k]:.3f}"
         )
-    obs: dict[str, NDArray[Any]] = {STATE: s.state(seen).astype(np.float32), **s.pictures(seen)}
+    clouds = s.depth.at(seen, s.states)
+    obs: dict[str, NDArray[Any]] = {STATE: s.state(seen).astype(np.float32), **s.pictures(seen), **clouds}
     return BagFrames(obs, np.clip(commanded[1:], spec.low, spec.high), s.intervened(seen))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import datetime
 import json
 
 import numpy as np
@@ -27,13 +28,18 @@ def test_lens_and_pose_of_a_rendered_camera(robot, mount, board, tmp_path, capsy
     profile = load_profile(robot)
     truth = record(tmp_path / "pictures", profile, board, mount, spread=0.25)
     out = arm_camera(
-        pictures=tmp_path / "pictures", limits=robot, board=board, mount=mount, out=tmp_path / "camera.json"
-    )
+        pictures=tmp_path / "pictures", limits=robot, board=board, mount=mount, out=tmp_path / "camera.json",
+        camera="817612070311",
+    )  # fmt: skip
     found, q = read_camera(out), np.array(profile.data["home"]) + 0.1
     off = np.linalg.inv(truth) @ found.pose
     assert np.linalg.norm(off[:3, 3]) < 0.003, "m"
     assert np.rad2deg(np.arccos((np.trace(off[:3, :3]) - 1) / 2)) < 0.3
     assert found.intrinsics.fx == pytest.approx(SIZE[0] / 2 / np.tan(np.deg2rad(45) / 2), rel=0.01)
+    assert list(found.problems("817612070311", profile, datetime.date.today())) == []
+    assert [p.split(":")[0] for p in found.problems("wrist", load_profile("panda"), datetime.date.max)] == [
+        "camera", "robot", *["tcp"] * (mount == "tool"), "made",
+    ]  # fmt: skip
     assert found.size == SIZE and found.quality["error_px"] < 0.5
     expected = truth if mount == "base" else tool_pose(profile, q) @ truth
     np.testing.assert_allclose(found.in_base(q, profile), expected, atol=0.01)

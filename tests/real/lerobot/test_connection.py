@@ -43,13 +43,17 @@ def test_a_missing_calibration_is_refused(tmp_path):
         connect(rig.robot(), rig.wiring, PROFILE)
 
 
+def since(wiring, day):
+    return dataclasses.replace(
+        wiring, arm=dataclasses.replace(wiring.arm, changed=parse(data(changed=day)).arm.changed)
+    )
+
+
 def test_a_calibration_from_before_the_arm_was_changed_is_refused(tmp_path):
     rig = Rig(tmp_path)
     os.utime(rig.file, (1.7e9, 1.7e9))  # November 2023
-    assert connect(
-        rig.robot(), dataclasses.replace(rig.wiring, changed=parse(data(changed="2023-11-01")).changed), PROFILE
-    )
-    old = dataclasses.replace(rig.wiring, changed=parse(data(changed="2024-01-01")).changed)
+    assert connect(rig.robot(), since(rig.wiring, "2023-11-01"), PROFILE)
+    old = since(rig.wiring, "2024-01-01")
     with pytest.raises(WiringError, match=r"2023-11-1\d, older than the arm's last change \(changed: 2024-01-01\)"):
         connect(rig.robot(), old, PROFILE)
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import chain, count
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,6 +19,7 @@ from robopolicy.core.errors import SpecError
 from robopolicy.core.specs import PolicySpec
 from robopolicy.core.types import STATE, ActionSpec, Feature
 from robopolicy.policies.base import Policy
+from robopolicy.real.arms.camera_file import kinematics_digest, tool_poses
 from robopolicy.real.control.control_loop import ControlLoop
 from robopolicy.real.deploy.deploy_config import DeployConfig
 from robopolicy.real.lerobot import bus, live
@@ -26,6 +29,7 @@ from robopolicy.real.ros2 import policy_runtime
 from robopolicy.real.safety import SafetyError
 from tests.real.lerobot.rigs import Rig
 from tests.real.lerobot.test_wiring import data
+from tests.real.lerobot.test_wiring import with_depth as wired
 
 NAMES = tuple(f"{m}.pos" for m in (*data()["joints"], "gripper"))
 HOME = np.array([0.0, -0.06908, 0.21216, 1.42772, 0.0])
@@ -221,3 +225,128 @@ def test_a_bus_that_is_dead_at_the_end_hides_no_error(tmp_path, monkeypatch, cap
     with pytest.raises(EOFError):
         desk.run(0.5)
     assert "could not be disconnected" in capsys.readouterr().out and not desk.rig.port.is_open
+
+
+# -- depth ------------------------------------------------------------------------------------------------------------
+
+
+class RealSense:
+    """As much of LeRobot's camera as its arm and we read: depth of a wall 0.5 m away, in mm, 30 a second."""
+
+    use_rgb, use_depth, is_connected = False, True, True
+
+    def __init__(self, size: tuple[int, int] = (96, 96), unit: float = 0.001) -> None:
+        self.frame_lock, self.size, self.frozen = threading.Lock(), size, False
+        self.latest_depth_frame: Any = None
+        self.latest_timestamp: float | None = None
+        sensor = SimpleNamespace(get_depth_scale=lambda: unit)
+        device = SimpleNamespace(first_depth_sensor=lambda: sensor)
+        self.height, self.width = size
+        self.rs_profile = SimpleNamespace(get_device=lambda: device)
+
+    def read_latest_depth(self) -> Any:
+        now = time.perf_counter()
+        if not self.frozen and (self.latest_timestamp is None or now - self.latest_timestamp > 1 / 30):
+            self.latest_depth_frame, self.latest_timestamp = np.full((*self.size, 1), 500, np.uint16), now
+        return self.latest_depth_frame
+
+    def connect(self) -> None:
+        """Nothing is to be opened."""
+
+    disconnect = connect
+
+
+class TurnByCloud(Turn):
+    """Turns as `Turn`, and keeps the clouds that it is shown."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        observation = {**self.spec.observation, POINTS: Feature((64, 3), names=("base_x", "base_y", "base_z"))}
+        self.spec = replace(self.spec, observation=observation)
+        self.clouds: list[np.ndarray] = []
+        self.q: list[np.ndarray] = []  # [5] rad
+
+    def act(self, obs: Any, **how: Any) -> torch.Tensor:
+        self.clouds.append(obs[POINTS][0, -1].numpy().copy())
+        self.q.append(np.deg2rad(obs[STATE][0, -1, :5].numpy()))
+        return super().act(obs, **how)
+
+
+class Timeless(RealSense):
+    """A camera of another class."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        del self.latest_timestamp
+
+
+POINTS = "observation.points.wrist"
+
+
+def with_depth(desk: Desk, folder: Any, source: Any, **changes: Any) -> None:
+    """Give the arm a depth camera on its tool, which looks along z from the tool's point."""
+    profile = desk.rig.wiring.arm.profile()
+    file = {
+        "format": 1, "camera": "817612070311", "made": "2026-11-01", "size": [96, 96],
+        "intrinsics": {"fx": 90.0, "fy": 90.0, "cx": 47.5, "cy": 47.5}, "distortion": [0.0] * 4, "mount": "tool",
+        "pose": np.eye(4).tolist(), "robot": "so101", "kinematics": kinematics_digest(profile),
+        "tcp": profile.chain.tcp.tolist(), "quality": {}, **changes,
+    }  # fmt: skip
+    (folder / "wrist.json").write_text(json.dumps(file))
+    values = wired(calibration="wrist.json", cloud={"count": 64}) | {"changed": "2026-10-15"}
+    desk.wiring = parse(values, folder=folder)
+    make = desk.make
+
+    def with_camera(options: Any) -> Any:
+        robot = make(options)
+        robot.cameras = {"wrist": source}
+        return robot
+
+    desk.make = with_camera
+
+
+def test_clouds_of_a_realsense_reach_the_policy_where_the_tool_is(tmp_path, monkeypatch):
+    policy = TurnByCloud()
+    desk = Desk(tmp_path, policy, monkeypatch)
+    with_depth(desk, tmp_path, RealSense())
+    (episode,) = desk.run(3.0)
+    assert episode.mode != "FAULT" and len(policy.clouds) > 5
+    profile = desk.wiring.arm.profile()
+    assert policy.q[-1][0] - policy.q[1][0] > 0.05
+    for q, cloud in list(zip(policy.q, policy.clouds, strict=True))[1:]:  # the first one is of warming up
+        pose = tool_poses(np.array([q], dtype=np.float64), profile)[0]
+        seen = (cloud - pose[:3, 3]) @ pose[:3, :3]  # in the camera, but for the motion since its exposure
+        assert np.abs(seen[:, 2] - 0.5).max() < 0.02 and np.abs(seen[:, :2]).max() < 0.5 * 47.5 / 90 + 0.02
+
+
+def test_a_depth_camera_that_freezes_holds_the_arm(tmp_path, monkeypatch):
+    camera = RealSense()
+    desk = Desk(tmp_path, TurnByCloud(), monkeypatch)
+    with_depth(desk, tmp_path, camera)
+    threading.Timer(2.0, lambda: setattr(camera, "frozen", True)).start()
+    desk.answers = iter(["", "n", "q"])
+    (episode,) = desk.run(30.0)
+    assert episode.reasons[POINTS] > 0 and episode.mode == "FAULT" and episode.reasons[f"fault:{POINTS}"]
+
+
+@pytest.mark.parametrize(
+    ("camera", "changes", "what"),
+    [
+        (RealSense(), {"camera": "1234"}, r"calibration: wrist\.json: camera: expected '817612070311'"),
+        (RealSense(), {"made": "2026-10-01"}, "made: 2026-10-01, before the arm's last change"),
+        (RealSense(unit=1.0), {}, r"unit of depth is 1\.0 m"),
+        (Timeless(), {}, "tells no time of its frames"),
+        (
+            RealSense((48, 64)),
+            {},
+            r"nothing has come of .*points\.wrist.*uint16 \[48, 64, 1\], expected",
+        ),
+    ],
+)
+def test_depth_of_another_camera_time_or_size_is_refused(camera, changes, what, tmp_path, monkeypatch):
+    monkeypatch.setattr(bus, "FIRST", 1.0)
+    desk = Desk(tmp_path, TurnByCloud(), monkeypatch)
+    with_depth(desk, tmp_path, camera, **changes)
+    with pytest.raises(SafetyError, match=f"(?s){what}"):
+        desk.run(0.5)
+    assert not desk.rig.port.is_open

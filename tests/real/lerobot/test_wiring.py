@@ -88,3 +88,40 @@ def test_a_calibration_of_a_file_lies_below_it(tmp_path):
     with pytest.raises(WiringError, match=r"robot\.id.* is a link that leads out"):
         parse(options(calibration_dir="calibrations"), folder=here)
     assert not list(elsewhere.iterdir()), "nothing was made there"
+
+
+KEY = "observation.points.wrist"
+CAMERA = {"type": "intelrealsense", "serial_number_or_name": "817612070311", "use_depth": True}
+DEPTH = {"name": "wrist", "calibration": "panda_wrist"}
+
+
+def with_depth(camera: dict[str, Any] | None = None, **depth: Any) -> dict[str, Any]:
+    """Return values with a depth camera; `camera`: options of LeRobot's class that are other."""
+    robot = {**data()["robot"], "cameras": {"wrist": CAMERA | (camera or {})}}
+    return data(robot=robot, depth_cameras={KEY: DEPTH | depth})
+
+
+def test_a_depth_camera_is_known_by_its_serial_number():
+    topic = parse(with_depth(latency_s=0.05, range_m=[0.1, 0.8])).arm.depth_cameras[KEY]
+    assert (topic.frame_id, topic.latency_s, topic.range_m) == ("817612070311", 0.05, (0.1, 0.8))
+    with pytest.raises(WiringError, match="camera: expected '817612070311', the file is of 'wrist'"):
+        parse(with_depth()).arm.calibration(KEY)
+
+
+@pytest.mark.parametrize(
+    ("camera", "depth", "expected"),
+    [
+        ({"use_depth": False}, {}, rf"depth_cameras\.{KEY}\.name: expected a camera .* use_depth: true"),
+        ({"type": "opencv"}, {}, rf"depth_cameras\.{KEY}\.name: expected a camera .* type: intelrealsense"),
+        ({}, {"name": "wrst"}, "found 'wrst': None.*wrist"),
+        ({"serial_number_or_name": "Intel RealSense D405"}, {}, r"wrist\.serial_number_or_name: expected the serial"),
+        ({"serial_number_or_name": 817612070311}, {}, "serial number in quotes"),
+        ({"rotation": 180}, {}, r"wrist\.rotation: expected none"),
+        ({}, {"range_m": [1.0, 0.5]}, "range_m: expected the nearest"),
+        ({}, {"calibration": "none.json"}, "calibration: .*none.json is missing"),
+        ({}, {"frame_id": "wrist"}, "frame_id"),
+    ],
+)
+def test_a_depth_camera_that_cannot_be_used_is_refused_by_key(camera, depth, expected):
+    with pytest.raises(WiringError, match=f"(?s){expected}"):
+        parse(with_depth(camera, **depth))

@@ -99,7 +99,7 @@ def test_every_topic_that_has_stamps_is_checked_by_the_same_clock():
     """By the patience with it; what the driver says it plays not beyond what it was told to play."""
     clock = ArmClock(DT)
     found = stamps_of(WIRING, clock)
-    assert set(found) == {"joint_states", "joint_commands", "features", *WIRING.cameras}
+    assert set(found) == {"joint_states", "joint_commands", "features", *WIRING.cameras, *WIRING.depth_cameras}
     assert all(s.clock is clock and s.role == role for role, s in found.items())
     assert found["features"].most == 0.1 and found["joint_states"].most == found["joint_states"].ahead == 0.05
     assert DT < found["joint_commands"].ahead < WIRING.lead_ticks * DT

@@ -9,6 +9,7 @@ import pytest
 
 pytest.importorskip("rclpy")
 
+from robopolicy.real.control.depth_cameras import CloudMaker, DepthCamera, JointLog
 from robopolicy.real.ros2 import images as images_module
 from robopolicy.real.ros2 import messages
 from robopolicy.real.ros2 import remote_arm as remote_arm_module
@@ -17,12 +18,15 @@ from robopolicy.real.ros2.cdr import TrajectoryBytes
 from robopolicy.real.ros2.clock import ArmClock, Stamps
 from robopolicy.real.ros2.command_history import CommandHistory
 from robopolicy.real.ros2.continuity import Continuity
+from robopolicy.real.ros2.depth import DepthReader
+from robopolicy.real.ros2.depth_inputs import DepthInputs
 from robopolicy.real.ros2.episode_client import EpisodeClient
 from robopolicy.real.ros2.images import ImageReader
 from robopolicy.real.ros2.joint_states import JointStates
 from robopolicy.real.ros2.messages import StateReader
 from robopolicy.real.ros2.outputs import PositionOutput
 from robopolicy.real.ros2.publishers import Publishers
+from robopolicy.real.ros2.receipts import Receipts
 from robopolicy.real.ros2.remote_arm import RemoteArm
 from robopolicy.real.ros2.subscriptions import Subscriptions
 from robopolicy.real.ros2.timeline import Timeline
@@ -32,6 +36,7 @@ from tests.real.control import test_joints
 from tests.real.guards import FAILS, Guard, case_of, kill, with_patch
 from tests.real.ros2 import test_cdr as cdr
 from tests.real.ros2 import test_clock as clocks
+from tests.real.ros2 import test_depth as depth
 from tests.real.ros2 import test_episode_client as operator
 from tests.real.ros2 import test_images as images
 from tests.real.ros2 import test_joint_states as joint_states
@@ -53,6 +58,11 @@ def case(module, test: str, what: str):
 
 state = partial(case, inputs, "test_a_state_that_is_wrong_is_refused")
 picture = partial(case, images, "test_a_picture_that_is_wrong_is_refused")
+depth_image = partial(case, depth, "test_a_depth_image_that_is_wrong_is_refused")
+lens = partial(case, depth, "test_a_lens_that_is_wrong_is_refused")
+exposure = partial(
+    depth.test_clouds_are_those_of_the_simulator_at_the_pictures_exposure, key=depth.KEY, frame="base"
+)  # fmt: skip
 set_between = streams.test_a_clock_that_was_set_between_two_episodes_changes_nothing_in_the_second
 never = partial(streams.test_while_the_arm_runs_another_time_is_never_believed, -15.0)
 echo = partial(streams.test_an_echo_of_another_moment_is_no_sign_of_what_was_lost, 10.0)
@@ -103,6 +113,30 @@ GUARDS = [
     Guard("colours", ImageReader, "_compressed", 'if picture.mode not in ("RGB", "RGBA"):', "if False:",
           picture("pixels of mode 'L'")),
     Guard("decoders", ImageReader, "_compressed", "Exception", "KeyError", picture("no whole JPEG"), (OSError,)),
+    # -- depth
+    Guard("depth camera", DepthReader, "_check_frame", "if found != self.topic.frame_id:", "if False:",
+          depth_image("frame 'front'")),
+    Guard("encoding of depth", DepthReader, "read", "if message.encoding not in UNITS:", "if False:",
+          depth_image("encoding 'rgb8'"), (*FAILS, KeyError)),
+    Guard("size of depth", DepthReader, "read", "if (height, width) != self.size:", "if False:",
+          depth_image("48 × 48 pixels")),
+    Guard("bytes of depth", DepthReader, "read", "len(message.data) != step * height", "False",
+          depth_image("4 bytes"), (*FAILS, ValueError)),
+    Guard("a lens at all", DepthReader, "read", "if not self.heard:", "if False:",
+          depth.test_the_lens_of_camera_info_counts_in_place_of_the_file),
+    Guard("distortion", DepthReader, "on_lens", 'message.distortion_model != "plumb_bob" or any(d[4:])', "False",
+          lens("plumb_bob with k3")),
+    Guard("a lens that folds over", DepthReader, "on_lens", "lens.check(size)", "pass", lens("cannot be undone")),
+    Guard("a part of a picture", DepthReader, "on_lens",
+          "max(message.binning_x, message.binning_y) > 1 or any((message.roi.width, message.roi.height))", "False",
+          lens("binning")),
+    Guard("the arm at the exposure", CloudMaker, "finished", "p.taken <= self.log.newest and k not in self._running",
+          "True", exposure),
+    Guard("the arm between two states", JointLog, "at", "(time - before) / (after - before)", "1.0", exposure),
+    Guard("range of depth", DepthCamera, "__call__", "(depth >= near) & (depth <= far)", "depth == depth",
+          depth.test_depth_out_of_range_has_no_point),
+    Guard("stamps of depth", DepthInputs, "_on_image", "self.arm.stamps[key].take(taken, at)", "pass",
+          with_patch(depth.test_no_episode_begins_without_a_good_cloud)),
     # -- time
     Guard("readable stamps", Stamps, "take", "if not math.isfinite(stamp):", "if False:", stamp(np.nan)),
     Guard("stamps at all", Stamps, "take", "if stamp == 0.0:", "if False:", moment("unstamped")),
@@ -162,11 +196,11 @@ GUARDS = [
           chain.test_the_enable_is_a_sign_of_life_not_a_message_that_can_get_lost),
     Guard("states that waited", RemoteArm, "read", 'self.ages.of("state", self.now)',
           '0.0 * self.ages.of("state", self.now)', streams.test_states_that_waited_for_the_node_are_as_old_as_they_are),
-    Guard("messages that waited", Subscriptions, "_received", "return now - waited", "return now",
+    Guard("messages that waited", Receipts, "received", "return now - waited", "return now",
           with_patch(receipt.test_a_message_is_as_old_as_its_receipt, 2.0, 3.0, 0.0, 2.0)),
-    Guard("a system's clock that was set", Subscriptions, "_received", "max(min(self.drained, now), now - waited)",
+    Guard("a system's clock that was set", Receipts, "received", "max(min(self.drained, now), now - waited)",
           "now - waited", with_patch(receipt.test_a_message_is_as_old_as_its_receipt, 0.0, 0.002, 3600.0, 0.002)),
-    Guard("a system's clock that was set back", Subscriptions, "_received",
+    Guard("a system's clock that was set back", Receipts, "received",
           'max(system - int(info["received_timestamp"]), 0)', '(system - int(info["received_timestamp"]))',
           with_patch(receipt.test_a_message_is_as_old_as_its_receipt, 0.0, 0.002, -3600.0, 0.0)),
     Guard("keys that waited", Subscriptions, "_on_key", "(age := time.monotonic() - at) > FRESH", "False",

@@ -17,6 +17,7 @@ from sensor_msgs.msg import CompressedImage
 
 from robopolicy import sim
 from robopolicy.core.errors import SpecError
+from robopolicy.real.control.depth_cameras import JointLog
 from robopolicy.real.control.robots import State
 from robopolicy.real.ros2 import subscriptions as subscriptions_module
 from robopolicy.real.ros2.clock import ArmClock, stamps_of
@@ -152,7 +153,7 @@ class FakeArm:
     def __init__(self, wiring=WIRING) -> None:
         self.counts, self.inputs, self.clock = Counter(), [], ArmClock(0.004)
         self.chain = SimpleNamespace(profile=load_profile("panda"))
-        self.stamps, self.running = stamps_of(wiring, self.clock), False
+        self.stamps, self.running, self.log = stamps_of(wiring, self.clock), False, JointLog(1.0)
 
     def hear(self, name, at):
         self.inputs.append(name)
@@ -160,7 +161,7 @@ class FakeArm:
 
 class Camera:
     def __init__(self) -> None:
-        self.names, self.cameras, self.press = (), {KEY: (3, 24, 32)}, None
+        self.names, self.cameras, self.depths, self.press = (), {KEY: (3, 24, 32)}, {}, None
 
     def take_image(self, key, picture):
         self.seen = picture

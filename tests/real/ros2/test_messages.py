@@ -294,7 +294,7 @@ def test_an_arm_with_a_scene_must_follow_as_closely_as_its_distance_says(dry_run
         runtime = PolicyRuntime.__new__(PolicyRuntime)
         runtime.config = DeployConfig(checkpoint=Path("none"), safety=settings, dry_run=dry_run)
         runtime.wiring, runtime.dry_run = WIRING, dry_run
-        runtime.recorder, runtime.names, runtime.cameras = None, (), {}
+        runtime.recorder, runtime.names, runtime.cameras, runtime.depths = None, (), {}, {}
         return runtime.chain()
 
     table = [{"normal": [0, 0, 1], "offset": -0.1}]

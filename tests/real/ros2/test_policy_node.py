@@ -69,7 +69,7 @@ def ros(monkeypatch):
 class Toy:
     """A policy runtime that drives a joint to and fro, and remembers which episodes began and ended."""
 
-    names, cameras, dry_run = (), {}, False
+    names, cameras, depths, dry_run = (), {}, {}, False
 
     def __init__(self, wiring, recorder=None) -> None:
         self.wiring, self.recorder, self.told, self.pressed = wiring, recorder, [], []
@@ -702,6 +702,7 @@ def test_a_configuration_that_fails_half_way_hears_nothing(ros):
         odd = SimpleNamespace(
             names=("cube",),
             cameras={},
+            depths={},
             dry_run=False,
             chain=rig.runtime.chain,
             loop=rig.runtime.loop,

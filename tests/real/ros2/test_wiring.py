@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 import yaml
 
+from robopolicy import sim
+from robopolicy.core.errors import RobopolicyError
 from robopolicy.real.ros2.simulated_wiring import simulated_problems
-from robopolicy.real.ros2.wiring import FOLDER, WiringError, load_wiring
+from robopolicy.real.ros2.wiring import CAMERAS, FOLDER, WiringError, load_wiring
 from robopolicy.real.safety import load_profile
 from robopolicy.real.safety.profile import FOLDER as PROFILES
 
@@ -56,3 +59,91 @@ def test_the_simulated_arm_says_what_it_cannot_play():
     assert [p.split(":")[0] for p in found] == [
         "topics.trajectory", "topics.trajectory.node", "topics.joint_commands", "topics.robot_description", "limits",
     ]  # fmt: skip
+
+
+# -- depth cameras ----------------------------------------------------------------------------------------------------
+
+KEY = "observation.points.wrist"
+DEPTH = {"name": "depth", "rate_hz": 25, "frame_id": "wrist", "calibration": "wrist.json"}
+
+
+def with_depth(folder: Path, camera: dict | None = None, *, file: dict | None = None, **changes: object) -> str:
+    """Write a wiring with a depth camera, and its calibration: those of the preset, changed."""
+    data = json.loads((CAMERAS / "panda_wrist.json").read_text()) | (file or {})
+    (folder / "wrist.json").write_text(json.dumps({k: v for k, v in data.items() if v is not None}))
+    return wiring(folder, depth_cameras={KEY: DEPTH | (camera or {})}, **changes)
+
+
+def test_a_depth_camera_has_a_calibration_beside_the_wiring(tmp_path):
+    found = load_wiring(with_depth(tmp_path, changed="2026-11-27"))
+    assert found.calibration(KEY).size == (96, 96) and found.depth_cameras[KEY].range_m == (0.05, 10.0)
+    moved = with_depth(tmp_path, file={"mount": "base", "tcp": [0, 0, 0.3]})
+    assert load_wiring(moved).calibration(KEY).mount == "base", "where the tool's point is, matters on the tool alone"
+
+
+@pytest.mark.parametrize(
+    ("file", "changes", "what"),
+    [
+        ({"camera": "front"}, {}, r"wrist\.json: camera: expected 'wrist', the file is of 'front'"),
+        ({"camera": None}, {}, r"wrist\.json: camera: the file does not say which camera.*'wrist'"),
+        ({"robot": "fr3"}, {}, "robot: calibrated on 'fr3', the limits are of 'panda'"),
+        ({"kinematics": "0123456789abcdef"}, {}, "kinematics: expected '[0-9a-f]{16}', found '0123456789abcdef'"),
+        ({"kinematics": None}, {}, "kinematics: expected '[0-9a-f]{16}', found None"),
+        ({"tcp": [0.0, 0.0, 0.3]}, {}, r"tcp: expected \[0\.0, 0\.0, 0\.2104\] m, found \(0\.0, 0\.0, 0\.3\)"),
+        ({"tcp": None}, {}, "tcp: expected .* found None"),
+        ({}, {"changed": "2026-11-28"}, r"made: 2026-11-27, before the arm's last change \(`changed`.*2026-11-28"),
+        ({"made": None}, {"changed": "2026-11-28"}, "made: None, before the arm's last change"),
+        ({"pose": [[1, 0, 0, 0]]}, {}, r"wrist\.json is damaged:\n  - pose"),
+        ({"distortion": [-9.0, 0, 0, 0]}, {}, "distortion.*cannot be undone"),
+        ({"code": "x"}, {}, r"wrist\.json is damaged:\n  - code"),
+    ],
+)
+def test_a_calibration_of_another_camera_arm_or_time_is_refused(file, changes, what, tmp_path):
+    """The first ones of a policy that needs the camera; others are not kept from the arm."""
+    with pytest.raises(WiringError, match=rf"(?s)depth_cameras\.{KEY}\.calibration: .*{what}"):
+        load_wiring(with_depth(tmp_path, file=file, **changes)).calibration(KEY)
+
+
+@pytest.mark.parametrize(
+    ("camera", "what"),
+    [
+        ({"calibration": "none.json"}, "calibration: .*none.json is missing.*panda_front"),
+        ({"calibration": "../wrist.json"}, "calibration: expected the name of a file beside it"),
+        ({"range_m": [2.0, 1.0]}, "range_m: expected the nearest depth before the farthest"),
+        ({"range_m": [-1.0, 1.0]}, "range_m"),
+        ({"rectified": True}, "rectified: is for a camera_info"),
+        ({"frame_id": ""}, "frame_id"),
+        ({"frame_id": None}, "frame_id"),
+        ({"fewest": 0}, "fewest"),
+        ({"rate_hz": 5}, "watchdogs.images: 0.1 s is less than two messages of depth_cameras"),
+        ({"name": "camera/front/image_raw"}, "two of them have one topic"),
+        ({"cloud": {"frame": "world"}}, "frame"),
+        ({"cloud": {"box": [[0, 0, 0], [0, 1, 1]]}}, "box"),
+        ({"calibratoin": "x"}, "calibratoin: unknown key.*calibration"),
+    ],
+)
+def test_a_depth_camera_that_is_wrong_is_refused_by_key(camera, what, tmp_path):
+    with pytest.raises(RobopolicyError, match=f"(?s){what}"):
+        load_wiring(with_depth(tmp_path, camera))
+
+
+def test_a_link_out_of_the_folder_is_no_calibration(tmp_path):
+    cell = tmp_path / "cell"
+    cell.mkdir()
+    path = with_depth(cell)
+    (cell / "wrist.json").rename(tmp_path / "wrist.json")
+    (cell / "wrist.json").symlink_to(tmp_path / "wrist.json")
+    with pytest.raises(WiringError, match="leads out"):
+        load_wiring(path)
+
+
+@pytest.mark.parametrize(("name", "arm"), [("mujoco_panda", "panda"), ("mujoco_ur5e", "ur5e")])
+def test_the_presets_have_the_cameras_of_the_scene(name, arm):
+    found, env = load_wiring(name), sim.make("reach", 1, arm=arm, points=("front", "side", "wrist"))
+    profile = found.profile()
+    assert len(found.depth_cameras) == 3
+    for key in found.depth_cameras:
+        file = found.calibration(key)
+        view = env.depth(0, key.rpartition(".")[2])
+        np.testing.assert_allclose(file.in_base(env.physics.qpos[0, : env.dof], profile), view.pose, atol=1e-9)
+        assert (file.size, file.intrinsics) == (view.depth.shape, view.camera)

@@ -1,0 +1,82 @@
+"""Keys of wiring files, by which they are checked."""
+
+from __future__ import annotations
+
+import datetime
+import math
+import re
+from typing import Annotated, Any, NotRequired, TypedDict
+
+import pydantic
+
+from robopolicy.core.types import IMAGES, POINTS
+from robopolicy.real.ros2.channels import (
+    STRICT,
+    CameraTopic,
+    GripperTopic,
+    LineDelay,
+    OutputTopic,
+    Topic,
+)
+from robopolicy.real.ros2.depth_topic import DepthTopic
+from robopolicy.real.safety.decision import Patience
+
+LONGEST_LEAD = 25  # ticks
+Short = Annotated[float, pydantic.Field(ge=0.0, le=0.1)]
+ImageKey = Annotated[str, pydantic.Field(pattern=f"^{re.escape(IMAGES)}.")]
+PointsKey = Annotated[str, pydantic.Field(pattern=f"^{re.escape(POINTS)}.")]
+
+
+class FrameNames(TypedDict):
+    base: str
+    tcp: str
+
+
+class _Topics(TypedDict):
+    joint_states: Topic
+    gripper_states: NotRequired[Topic | None]
+    joint_commands: Topic | None
+    robot_description: Topic | None
+    features: Topic | None
+    enable: Topic
+    keys: Topic | None
+    trajectory: OutputTopic
+    gripper: GripperTopic | None
+    intervention: Topic | None
+    diagnostics: Topic
+
+
+@pydantic.dataclasses.dataclass(frozen=True, config=STRICT)
+class PatienceFile(Patience):
+    slow: pydantic.PositiveFloat = math.inf
+    hold: pydantic.PositiveFloat = math.inf
+    fault: pydantic.PositiveFloat = math.inf
+
+
+class _Watchdogs(TypedDict):
+    state: PatienceFile
+    features: PatienceFile
+    images: PatienceFile
+    enable: PatienceFile
+    gripper_states: NotRequired[PatienceFile]
+
+
+@pydantic.with_config(STRICT)
+class WiringFile(TypedDict):
+    """A wiring file. All keys but those NotRequired must be given; null: a topic that the robot lacks."""
+
+    limits: str
+    safety: NotRequired[dict[str, Any]]
+    tick_s: Annotated[float, pydantic.Field(ge=0.001, le=0.02)]
+    lead_ticks: Annotated[int, pydantic.Field(ge=1, le=LONGEST_LEAD)]
+    joints: dict[str, str]
+    gripper: dict[str, float]
+    frames: FrameNames
+    topics: _Topics
+    cameras: dict[ImageKey, CameraTopic]
+    depth_cameras: NotRequired[dict[PointsKey, DepthTopic]]
+    changed: NotRequired[datetime.date | None]
+    watchdogs: _Watchdogs
+    plan_ahead_s: Short
+    grace_s: Short
+    delay: NotRequired[LineDelay]
