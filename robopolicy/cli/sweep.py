@@ -10,13 +10,15 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from robopolicy.cli.sweep_job import STOP, SweepJob, ident
+from robopolicy.cli.sweep_job import SweepJob, ident
 from robopolicy.config.compose import check_paths, compose
-from robopolicy.config.sweeps import Sweep, Values, launch, read_sweep
+from robopolicy.config.sweep_task import STOP, Values
+from robopolicy.config.sweeps import Sweep, launch, read_sweep
 from robopolicy.config.verb import Verb
 from robopolicy.core.errors import ConfigError, RobopolicyError, UsageError
 
 _VERB = "train"  # the verb whose runs can be swept
+_STOPPABLE = ("joblib", "ray")  # launchers whose running jobs save at a stop
 
 
 def sweep(verb: Verb, overrides: Sequence[str], *, config_dirs: Sequence[Path] = (), show: bool = False) -> int:
@@ -88,28 +90,30 @@ def _run(verb: Verb, found: Sweep, folder: Path, config_dirs: Sequence[Path]) ->
         tuple(sys.path), parallel,
     )  # fmt: skip
     folder.mkdir(parents=True, exist_ok=True)
-    with claimed(folder, "run_dir"), _stopping(folder, found.option("hydra/launcher") == "joblib"):
+    with claimed(folder, "run_dir"), _stopping(folder, found.option("hydra/launcher")):
         if not (folder / PROVENANCE).exists():
             write_provenance(folder)
         try:
             launch(found, folder, job)
             failure = ""
+        except UsageError:  # of a launcher, before the first job
+            raise
         except Exception as error:  # of a launcher or a sweeper
             failure = f"{type(error).__name__}: {error}"
     return _summary(folder, list(names.values()), failure)
 
 
 @contextlib.contextmanager
-def _stopping(folder: Path, workers: bool) -> Iterator[None]:
-    """Pass the first SIGINT or SIGTERM to joblib's workers, which save and end; the second one interrupts at once.
+def _stopping(folder: Path, launcher: str) -> Iterator[None]:
+    """Let workers of joblib or Ray save and end at the first SIGINT or SIGTERM; the second one interrupts at once.
 
     Args:
-        workers: joblib has any. Else the signal ends the block as usual.
+        launcher: of another one the signal ends the block as usual.
     """
     import psutil
 
     (folder / STOP).unlink(missing_ok=True)
-    if not workers:
+    if launcher not in _STOPPABLE:
         yield
         return
 
@@ -119,7 +123,7 @@ def _stopping(folder: Path, workers: bool) -> Iterator[None]:
         (folder / STOP).touch()
         warnings.filterwarnings("ignore", module="joblib")  # of workers that end
         print("Stopping: running jobs save first. Press Ctrl-C again to stop at once.", file=sys.stderr, flush=True)
-        for child in psutil.Process().children():
+        for child in psutil.Process().children() if launcher == "joblib" else ():  # Ray's launcher reads STOP
             with contextlib.suppress(psutil.NoSuchProcess):
                 child.send_signal(signal.SIGINT)
 
@@ -147,6 +151,8 @@ def _summary(folder: Path, names: list[str], failure: str) -> int:
     states = {name: read_job(folder / name) for name in runs}
     good = {name: job.success for name, job in states.items() if job is not None and job.state == "finished"}
     bad = {name: job.error for name, job in states.items() if job is not None and job.state == "failed"}
+    bad |= {name: "its process died (is memory short?), or has not ended"
+            for name, job in states.items() if job is not None and job.state == "begun"}  # fmt: skip
     print(f"sweep: {len(good)} of {len(runs)} runs finished in {folder}")
     if not names and (scored := {name: success for name, success in good.items() if success is not None}):
         best = max(scored, key=scored.__getitem__)
@@ -156,5 +162,6 @@ def _summary(folder: Path, names: list[str], failure: str) -> int:
         raise RobopolicyError(f"the sweep ended early: {failure}. The same command goes on")
     if bad:
         lines = [f"  - {name}: {error}" for name, error in bad.items()]
+        lines += [f"  {failure.splitlines()[0]}"] if failure else []
         print("\n".join([f"error: {len(bad)} failed; the same command runs them again:", *lines]), file=sys.stderr)
     return 1 if len(good) < len(runs) else 0

@@ -13,14 +13,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from robopolicy.config.compose import compose
-from robopolicy.config.sweeps import Sweep, Values
+from robopolicy.config.sweep_task import STOP, Values
+from robopolicy.config.sweeps import Sweep
 from robopolicy.config.verb import Verb
 from robopolicy.core.errors import RobopolicyError
 
 if TYPE_CHECKING:
     from robopolicy.runs.sweep_job import JobState
-
-STOP = ".stop"  # in the folder of the sweep: no further job begins
 
 
 @dataclass(frozen=True)

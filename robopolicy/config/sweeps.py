@@ -8,19 +8,18 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from robopolicy.config.hydra_configs import group_files
+from robopolicy.config.sweep_task import Job, SweepTask, Values
 from robopolicy.core.errors import UsageError, closest
 
-Values = dict[str, str]  # {key: value of it as text} of one job
-Job = Callable[[Values], float | None]  # runs a job; returns the value that a sweeper optimises
-_PACKAGES = {  # of Hydra's own plug-ins that are not in hydra-core
+_PACKAGES = {  # of plug-ins that are not in hydra-core
     "hydra/launcher": {"joblib": "robopolicy[sweep]", "submitit_local": "robopolicy[sweep]",
-                       "submitit_slurm": "robopolicy[sweep]", "ray": "hydra-ray-launcher"},
+                       "submitit_slurm": "robopolicy[sweep]", "ray": "robopolicy[ray]"},
     "hydra/sweeper": {"optuna": "robopolicy[optuna]", "ax": "hydra-ax-sweeper", "nevergrad": "hydra-nevergrad-sweeper"},
 }  # fmt: skip
 _TAKEN = re.compile(r"hydra/(launcher|sweeper|sweeper/sampler)$|hydra\.(launcher|sweeper)\.(?!params\b)(?!.*_target_)")
@@ -146,21 +145,7 @@ def launch(sweep: Sweep, folder: Path, job: Job) -> None:
              for code, key in coded.items()]  # fmt: skip
     with _hydra(folder.resolve().name) as hydra:
         overrides = [*sweep.hydra, *settings, *_QUIET, f"hydra.sweep.dir='{quoted}'", *swept]
-        hydra.multirun(None, _Task(job, coded), overrides, with_log_configuration=False)
-
-
-@dataclass(frozen=True)
-class _Task:
-    """Hydra's task function: hands the values that Hydra chose to the job."""
-
-    job: Job
-    keys: dict[str, str]
-
-    def __call__(self, config: Any) -> float | None:
-        from hydra.core.hydra_config import HydraConfig
-
-        texts = [text.lstrip("+").partition("=") for text in HydraConfig.get().overrides.task]
-        return self.job({self.keys[code]: value for code, _, value in texts})
+        hydra.multirun(None, SweepTask(job, coded), overrides, with_log_configuration=False)
 
 
 def _check_plugins(sweep: Sweep) -> None:

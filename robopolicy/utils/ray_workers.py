@@ -31,7 +31,7 @@ class RayWorker:
     """An actor that holds a Host, see utils.worker_process.Worker."""
 
     def __init__(self, number: int, timeout: float) -> None:
-        self.ray = _started()
+        self.ray = start_ray("task.farm=ray", instead="task.farm=process")
         actor = self.ray.remote(RayHost)
         # Envs wait for one another, so an actor claims no core: those of a second env would wait for ever.
         self.actor = actor.options(num_cpus=0, max_restarts=0, scheduling_strategy="SPREAD").remote()
@@ -65,8 +65,11 @@ class RayWorker:
             self.ray.kill(self.actor)
 
 
-def _started() -> Any:
+def start_ray(setting: str, *, instead: str) -> Any:
     """Return the module `ray`, connected to a cluster.
+
+    Args:
+        setting: asked for Ray. instead: needs no Ray; both for messages.
 
     Raises:
         ConfigError: Ray is not installed. WorkerError: it does not start, or does not let this program in.
@@ -75,12 +78,12 @@ def _started() -> Any:
     if own and "ray" not in sys.modules:  # Ray reads this when it is imported
         os.environ["RAY_AUTH_MODE"], os.environ["RAY_AUTH_TOKEN"] = "token", secrets.token_hex(32)
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("RAY_worker_niceness", "0")  # 15 by default: other programs would stop ours
     try:
         import ray
     except ImportError as error:
         raise ConfigError(
-            f"task.farm=ray: Ray cannot be imported ({error}): pip install 'robopolicy[ray]', or choose "
-            "task.farm=process"
+            f"{setting}: Ray cannot be imported ({error}): pip install 'robopolicy[ray]', or choose {instead}"
         ) from None
     if not ray.is_initialized():
         how = {"include_dashboard": False, "object_store_memory": _STORE} if own else {}
@@ -88,7 +91,7 @@ def _started() -> Any:
             ray.init(log_to_driver=False, configure_logging=False, **how)
         except Exception as error:  # any error of a start that takes several processes
             raise WorkerError(
-                f"task.farm=ray: Ray does not {'start here' if own else 'answer at RAY_ADDRESS'} "
-                f"({type(error).__name__}: {error}). task.farm=process needs no Ray."
+                f"{setting}: Ray does not {'start here' if own else 'answer at RAY_ADDRESS'} "
+                f"({type(error).__name__}: {error}). {instead} needs no Ray."
             ) from error
     return ray

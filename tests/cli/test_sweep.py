@@ -12,7 +12,8 @@ import pytest
 
 from robopolicy.cli import run_verb, sweep
 from robopolicy.cli.main import main
-from robopolicy.cli.sweep_job import STOP, _Stop
+from robopolicy.cli.sweep_job import _Stop
+from robopolicy.config.sweep_task import STOP
 from robopolicy.config.sweeps import Sweep
 from robopolicy.runs.run_dir import CONFIG, dump
 from robopolicy.runs.sweep_job import JobState, read_job
@@ -192,6 +193,22 @@ def test_a_launcher_that_breaks_is_named(
     monkeypatch.setattr(sweep, "launch", breaks)
     assert main([*COMMAND, "run_dir=sweep"]) == 1
     assert "the sweep ended early: RuntimeError: a worker died. The same command goes on" in capsys.readouterr().err
+
+
+def test_a_job_whose_process_died_is_named(
+    trainings: Trainings, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def loses_one(found: Sweep, folder: Path, job: Any) -> None:
+        for values in found.jobs()[1:]:
+            job(values)
+        JobState(values=found.jobs()[0], state="begun").save(folder / ALL[0])
+        raise RuntimeError("a worker died\nits logs")
+
+    monkeypatch.setattr(sweep, "launch", loses_one)
+    assert main([*COMMAND, "run_dir=sweep"]) == 1
+    said = capsys.readouterr()
+    assert "3 of 4 runs finished" in said.out
+    assert f"  - {ALL[0]}: its process died" in said.err and said.err.endswith("  RuntimeError: a worker died\n")
 
 
 def test_an_optimiser_needs_evaluations(trainings: Trainings, capsys: pytest.CaptureFixture[str]) -> None:

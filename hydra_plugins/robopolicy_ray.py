@@ -1,0 +1,47 @@
+"""Offer `hydra/launcher=ray`. Hydra finds plug-ins in this namespace package alone, and imports all of them.
+
+Hydra's own launcher of this name pins other versions of packages than robopolicy.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from hydra.core.config_store import ConfigStore
+from hydra.core.utils import JobReturn
+from hydra.plugins.launcher import Launcher
+
+
+class RayLauncher(Launcher):
+    """Run the jobs of a sweep as tasks of Ray, see robopolicy.config.ray_jobs."""
+
+    def __init__(self, **claims: float) -> None:
+        self.claims = claims
+
+    def setup(self, *, hydra_context: Any, task_function: Any, config: Any) -> None:
+        """Take the task and the folder of the sweep."""
+        self.task, self.folder = task_function, Path(str(config.hydra.sweep.dir))
+
+    def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> list[JobReturn]:
+        """Run jobs; return when all have ended. Raises as run_on_ray."""
+        from robopolicy.config.ray_jobs import run_on_ray
+
+        return run_on_ray(self.task, self.folder, job_overrides, **self.claims)
+
+
+@dataclass
+class RayConfig:
+    """Keys of hydra.launcher: CPUs and GPUs that each job claims; parts of one are allowed.
+
+    Hydra runs this file before its module is known, so annotations may not be texts (`from __future__`).
+    """
+
+    _target_: str = f"{__name__}.RayLauncher"
+    num_cpus: float = 1.0
+    num_gpus: float = 0.0
+
+
+if find_spec("ray") is not None:
+    ConfigStore.instance().store(group="hydra/launcher", name="ray", node=RayConfig, provider="robopolicy")
