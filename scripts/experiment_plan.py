@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import yaml
+from omegaconf import OmegaConf
 from pydantic import ConfigDict, TypeAdapter
 
 from robopolicy.core.errors import ConfigError, closest
@@ -85,8 +85,9 @@ def read_plan(path: Path = FILE) -> tuple[dict[str, Base], dict[str, Experiment]
 
     Raises:
         ConfigError: a setting names a base that is not there. ValueError: an unknown key, or a value of the wrong type.
+        yaml.YAMLError: a key stands twice.
     """
-    plan = yaml.safe_load(path.read_text(encoding="utf-8"))
+    plan: Any = OmegaConf.to_container(OmegaConf.load(path))
     bases = TypeAdapter(dict[str, Base]).validate_python(plan["bases"])
     whole = {
         name: {**about, "settings": [s for group in about["settings"] for s in _settings(bases, **group)]}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import functools
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,6 +13,7 @@ import robopolicy
 from robopolicy.config.overrides import read_overrides
 from robopolicy.core.errors import UsageError, closest
 
+SEVERAL = "; one run takes one value. A list is written key=[a,b]; --multirun trains once for each."
 NO_GROUPS = {"robots", "lerobot"}  # folders whose files are not composed: wiring.py of real/ros2 and real/lerobot
 
 
@@ -46,31 +48,30 @@ def hydra_config(verb: str, overrides: Sequence[str], config_dirs: Sequence[Path
     groups, values = read_overrides(overrides, group_files(config_dirs))
     folders = tuple(f"file://{Path(d).resolve()}" for d in config_dirs)
     try:
-        config = _compose(verb, (*groups, *values), folders).copy()
-        OmegaConf.set_struct(config, False)
-        config.pop("hydra")
+        config = copy.deepcopy(_compose(verb, tuple(groups), folders)[0])
+        for text in values:
+            _set_value(config, text)
         return cast(dict[str, Any], OmegaConf.to_container(config, resolve=True))
     except (HydraException, OmegaConfBaseException, YAMLError) as error:
         with contextlib.suppress(HydraException, YAMLError):  # the fault is a file's, not the command's
             _check_groups(verb, groups, folders)
         text = _reason(error).replace("Ambiguous value for argument", "several values given in")
         if "several values" in text:
-            text += "; one run takes one value. A list is written key=[a,b]; --multirun trains once for each."
+            text += SEVERAL
         raise UsageError(f"config: {text}") from error
 
 
 def choices(verb: str, overrides: Sequence[str] = (), folders: tuple[str, ...] = ()) -> dict[str, Any]:
     """Return {group: its option} as a verb has them under `overrides` of groups."""
-    found = _compose(verb, tuple(overrides), folders).hydra.runtime.choices
-    return {group: option for group, option in found.items() if not group.startswith("hydra/")}
+    return _compose(verb, tuple(overrides), folders)[1]
 
 
-def _compose(verb: str, overrides: tuple[str, ...], folders: tuple[str, ...]) -> Any:
-    return _uncached(verb, overrides, folders) if folders else _composed(verb, overrides, folders)
+def _compose(verb: str, groups: tuple[str, ...], folders: tuple[str, ...]) -> tuple[Any, dict[str, Any]]:
+    return _uncached(verb, groups, folders) if folders else _composed(verb, groups, folders)
 
 
-def _uncached(verb: str, overrides: tuple[str, ...], folders: tuple[str, ...]) -> Any:
-    """Compose a config, Hydra's own settings included."""
+def _uncached(verb: str, groups: tuple[str, ...], folders: tuple[str, ...]) -> tuple[Any, dict[str, Any]]:
+    """Compose options of groups. Return (config without Hydra's own settings, {group: its option})."""
     from hydra import compose, initialize_config_dir
     from hydra.core.global_hydra import GlobalHydra
     from omegaconf import OmegaConf
@@ -78,12 +79,36 @@ def _uncached(verb: str, overrides: tuple[str, ...], folders: tuple[str, ...]) -
     GlobalHydra.instance().clear()
     search = [f"hydra.searchpath=[{','.join(folders)}]"] if folders else []
     with initialize_config_dir(str(config_folder()), version_base="1.3"):
-        config = compose(verb, [*search, *overrides], return_hydra_config=True)
+        config = compose(verb, [*search, *groups], return_hydra_config=True)
     OmegaConf.set_readonly(config, False)
-    return config
+    OmegaConf.set_struct(config, False)
+    chosen = config.pop("hydra").runtime.choices
+    return config, {group: option for group, option in chosen.items() if not group.startswith("hydra/")}
 
 
-_composed = functools.lru_cache(maxsize=32)(_uncached)  # configs/ stays as it is while a process lives
+_composed = functools.lru_cache(maxsize=256)(_uncached)  # configs/ stays as it is while a process lives
+
+
+def _set_value(config: Any, text: str) -> None:
+    """Set a key to its value, or delete it, as Hydra does with `++key=value` and `~key`."""
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+    from omegaconf import OmegaConf
+
+    override = OverridesParser.create().parse_override(text)
+    key, value = override.key_or_group, override.value()
+    if override.package is not None:
+        raise UsageError(f"{text.lstrip('+~')}: there is no group {key!r}, so nothing can be put in a place of its own")
+    if override.is_sweep_override():
+        raise UsageError(f"config: several values given in {text.lstrip('+~')!r}{SEVERAL}")
+    if not override.is_delete():
+        OmegaConf.update(config, key, value, merge=True)
+        return
+    present = OmegaConf.select(config, key)
+    if present is None or value not in (None, present):
+        is_now = "it is not there" if present is None else f"it is {present}"
+        raise UsageError(f"config: {text}: {key} cannot be left out, as {is_now}")
+    holder, _, name = key.rpartition(".")
+    del (OmegaConf.select(config, holder) if holder else config)[name]
 
 
 def _check_groups(verb: str, groups: Sequence[str], folders: tuple[str, ...]) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 import yaml
+from yaml import YAMLError
 
 from robopolicy.cli.verbs import find_verb
 from robopolicy.config.compose import compose
@@ -257,6 +258,12 @@ def test_a_setting_of_several_bases_is_one_for_each(tmp_path):
 def test_a_typo_in_the_plan_is_named(tmp_path, right, wrong):
     (file := tmp_path / "plan.yaml").write_text(PLAN.replace(right, wrong, 1))
     with pytest.raises((ValueError, RobopolicyError), match=r"demoes|'here'|task|prefx"):
+        read_plan(file)
+
+
+def test_a_base_that_stands_twice_in_the_plan_is_named(tmp_path):
+    (file := tmp_path / "plan.yaml").write_text(PLAN.replace("  there:", "  here:", 1))
+    with pytest.raises(YAMLError, match="duplicate key here"):
         read_plan(file)
 
 
