@@ -1,20 +1,25 @@
-"""Scripted experts for robosuite's Lift and Can: where to be is a function of the observation alone.
+"""Scripted experts for robosuite's Lift, Can and square nut: where to be is a function of the observation alone.
 
 All lengths in m. A step at action 1 asks for 0.05 m or 0.5 rad more than measured.
 """
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
 from robopolicy.core.types import Obs
-from robopolicy.sim.experts.quaternion_utils import quarter, yaw
+from robopolicy.sim.experts.quaternion_utils import half, quarter, yaw
 from robopolicy.sim.experts.suites import Target, ToolExpert, instead, over_and_down
 
 OPEN, CLOSED = -1.0, 1.0
 GOAL = (0.1975, 0.4025)  # x, y of the can's place: the far quarter of the right bin
 OVER = 1.05  # height at which a can is carried over the wall between the bins
+PEG = (0.23, 0.1)  # x, y of the square peg
+PEG_TOP = 0.95
+HANDLE = 0.064  # from the middle of the nut to where its handle is grasped, beyond the nut's corners
 
 
 class BinExpert(ToolExpert):
@@ -27,12 +32,12 @@ class BinExpert(ToolExpert):
         return {k: v[:, [3, 0, 1, 2]] if k.endswith("quat") else v for k, v in super().read(obs).items()}  # w first
 
 
-def reach_and_grasp(f: dict[str, Tensor], turn: Tensor, *, clear: float) -> Target:
+def reach_and_grasp(f: dict[str, Tensor], turn: Tensor, *, clear: float, slack: float = 0.01) -> Target:
     """Over the object, then down on it like a funnel, then close: as `BinExpert.target`.
 
-    `clear`: height above the object until the tool is over it.
+    `clear`: height above the object until the tool is over it. `slack`: how far off it may go all the way down.
     """
-    where, there = over_and_down(f, turn, clear=clear, slack=(0.01, 0.2), near=(0.018, 0.012))
+    where, there = over_and_down(f, turn, clear=clear, slack=(slack, 0.2), near=(0.018, 0.012))
     return where, turn, torch.where(there, CLOSED, OPEN)
 
 
@@ -70,4 +75,27 @@ class Can(BinExpert):
         return instead(carried, over, away, OPEN)
 
 
-EXPERTS: dict[str, type[BinExpert]] = {"Lift": Lift, "Can": Can}
+class Square(BinExpert):
+    """Grasp the nut at its handle, carry it over the peg, turn it to the peg's sides, lower it."""
+
+    def target(self, f: dict[str, Tensor]) -> Target:
+        tool, nut, angle = f["tool"], f["object"], yaw(f["object_quat"])
+        handle = nut + HANDLE * torch.stack([angle.cos(), angle.sin(), torch.zeros_like(angle)], dim=1)
+        grasp_turn = half(half(angle) - yaw(f["quat"]))
+        where, turn, gripper = reach_and_grasp({**f, "object": handle}, grasp_turn, clear=0.06, slack=0.005)
+        held = (width(f) < 0.04) & ((handle - tool).norm(dim=1) < 0.03)
+        # Its handle may not point away from the arm, which does not reach so far.
+        ahead = angle.abs() < math.pi / 4
+        aligned = torch.where(ahead, torch.copysign(angle.new_tensor(math.pi / 2), angle) - angle, quarter(-angle))
+        off = (torch.tensor(PEG) - nut[:, :2]).norm(dim=1)
+        high = nut[:, 2] > PEG_TOP + 0.02
+        around = (off < 0.012) & (nut[:, 2] < PEG_TOP)  # the peg is in the hole
+        fits = around | ((off < 0.004) & (aligned.abs() < 0.08))
+        carry = tool.clone()
+        carry[:, :2] += torch.where((high | (off < 0.02))[:, None], torch.tensor(PEG) - nut[:, :2], 0.0)
+        carry[:, 2] += torch.where(fits, PEG_TOP - 0.1, PEG_TOP + 0.05) - nut[:, 2]
+        turn = torch.where(held, torch.where(high | around, aligned, 0.0), turn)
+        return torch.where(held[:, None], carry, where), turn, torch.where(held, CLOSED, gripper)
+
+
+EXPERTS: dict[str, type[BinExpert]] = {"Lift": Lift, "Can": Can, "NutAssemblySquare": Square}

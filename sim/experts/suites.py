@@ -88,12 +88,16 @@ class ToolExpert(ScriptedExpert):
         """Return the target of an observation by name."""
         raise NotImplementedError
 
+    def tilt(self, f: dict[str, Tensor]) -> Tensor:
+        """Return the rotation vector [N 3] that is left to do, of which x and y are used: till the tool points down."""
+        return down(f["quat"])
+
     def plan(self, obs: Obs) -> Tensor:
         f = self.read(obs)
         where, turn, gripper = self.target(f)
         move = self.gain * (where - f["tool"])
         move = move / move.abs().amax(1, keepdim=True).clamp(min=1.0)  # at full speed
-        tilt = down(f["quat"])
+        tilt = self.tilt(f)
         return torch.cat([move, self.turn_gain * tilt[:, :2], self.turn_gain * turn[:, None], gripper[:, None]], dim=1)
 
 

@@ -5,7 +5,7 @@ objects, goal and the arm's start with its episode seed; success is the task's o
 episode; reward is that success. `horizon` is the suite's own. StackCube has the plain Panda here, not the one with a
 wrist camera.
 
-The suite's own motion planner does not run beside NumPy 2; the experts are ours, for three tasks. The suite's files of
+The suite's own motion planner does not run beside NumPy 2; the experts are ours, for four tasks. The suite's files of
 demonstrations are read by `robopolicy demos` (sim/suites/maniskill_demos.py). The GPU-batched simulator is
 sim/suites/maniskill_gpu.py.
 """
@@ -19,20 +19,22 @@ from typing import Any, Unpack
 import gymnasium
 
 from robopolicy.config.schema import Natural, Positive, Side
+from robopolicy.core.errors import ConfigError
 from robopolicy.sim.experts.maniskill import EXPERTS
 from robopolicy.sim.gymnasium.adapter import GymVecEnv
 from robopolicy.sim.suites.base import ExpertVecEnv, check_task, steps_of
-from robopolicy.sim.suites.maniskill_meaning import element_names, read
+from robopolicy.sim.suites.maniskill_meaning import PEG, element_names, read
 from robopolicy.sim.suites.maniskill_registry import CONTROL, REGISTERED_ENVS, control_of, robots_of
 from robopolicy.sim.suites.maniskill_scene import ManiSkillEnv
 from robopolicy.sim.suites.vector_env import FarmOptions, vector_env
 
-TASKS = {  # with an expert of ours, on the Panda
+TASKS = {  # with an expert of ours
     "PickCube-v1": "pick the red cube and hold it at the goal",
     "PushCube-v1": "push the cube into the circle",
     "StackCube-v1": "stack the red cube on the green one and let go",
+    PEG: "put the orange end of the peg into the hole",
 }
-ROBOT = "panda"  # of these
+ROBOTS = {**dict.fromkeys(TASKS, "panda"), PEG: "panda_wristcam"}  # of these
 
 
 def task_names() -> list[str]:
@@ -55,12 +57,12 @@ def instruction(name: str) -> str:
 
 def robot_of(name: str, robot: str | None) -> str | None:
     """Return the robot: `robot`, else that of our expert; None: the task's own."""
-    return robot or (ROBOT if name in TASKS else None)
+    return robot or ROBOTS.get(name)
 
 
 def is_usual(name: str, robot: str | None, control: str | None) -> bool:
     """Return whether a task runs as its expert, and the recorded results, have it."""
-    return name in TASKS and robot_of(name, robot) == ROBOT and control in (None, CONTROL)
+    return name in TASKS and robot_of(name, robot) == ROBOTS[name] and control in (None, CONTROL)
 
 
 def make(
@@ -75,6 +77,7 @@ def make(
     horizon: int | None = None,
     friction: Positive = 1.0,
     mass: Positive = 1.0,
+    relative: bool = False,
     processes: Natural = 0,
     **workers: Unpack[FarmOptions],
 ) -> GymVecEnv:
@@ -90,35 +93,46 @@ def make(
         size: pixels of the square pictures.
         horizon: steps to truncation; None: the suite's own.
         friction: of everything, as a multiple of the suite's own. mass: the same, of everything but the arm.
+        relative: PegInsertionSide alone, as its expert has it: nine numbers more, the peg from the tool, its head in
+            the hole's frame, and the turn between their axes. Other tasks with experts have such numbers already.
         processes: 0: all envs in this process; else so many workers (about 0.7 GB each).
         workers: how these run, see FarmOptions.
 
     Raises:
         ConfigError: no such task, robot, control mode or camera, models that are not on this machine, a horizon below
-            1, or a machine on which the simulator does not start.
+            1, `relative` of another task, or a machine on which the simulator does not start.
     """
     check_task(name, task_names(), "ManiSkill", key="maniskill")
     steps = steps_of(horizon, REGISTERED_ENVS[name].max_episode_steps)
     usual = is_usual(name, robot, control) and not cameras
+    if relative and not (usual and name == PEG):
+        raise ConfigError(
+            f"task.relative: expected false for {name}, found true. Only {PEG} with its own robot, control mode and no "
+            "pictures has it. Remove task.relative."
+        )
     robot = robot_of(name, robot)
     control = CONTROL if usual else control_of(name, robot, control)
     changed: dict[str, Any] = {k: v for k, v in (("friction", friction), ("mass", mass)) if v != 1.0}
     facts: dict[str, Any] = {} if usual else {"robot": robot, "control": control}
     facts |= {"cameras": list(cameras), "size": size} if cameras else {}
-    one = functools.partial(ManiSkillEnv, name, robot, control, tuple(cameras), size, **changed)
+    facts |= {"relative": True} if relative else {}
+    one = functools.partial(ManiSkillEnv, name, robot, control, tuple(cameras), size, relative=relative, **changed)
     envs = vector_env(one, f"maniskill/{name}", num_envs, horizon=steps, processes=processes, **workers, name=name,
                       **facts, **changed)  # fmt: skip
-    return vec_env(name, envs, usual=usual, seed=seed, horizon=steps)
+    return vec_env(name, envs, usual=usual, relative=relative, seed=seed, horizon=steps)
 
 
-def vec_env(name: str, envs: gymnasium.vector.VectorEnv, *, usual: bool, **how: Any) -> GymVecEnv:
+def vec_env(
+    name: str, envs: gymnasium.vector.VectorEnv, *, usual: bool, relative: bool = False, **how: Any
+) -> GymVecEnv:
     """Envs of a task on either simulator, with its instruction, names of observations and actions, and expert.
 
     Args:
         usual: whether robot, control mode and observations are the expert's.
+        relative: whether the observations have differences at their end.
     """
     how |= {"action": envs.metadata["action"], "instructions": instruction(name)}
     if not usual:
         return GymVecEnv(envs, names=envs.metadata["names"], **how)
     expert = functools.partial(EXPERTS[name], read(name))
-    return ExpertVecEnv(envs, expert=expert, names=element_names(name), **how)
+    return ExpertVecEnv(envs, expert=expert, names=element_names(name, relative=relative), **how)

@@ -7,18 +7,25 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
+import torch
 
 from robopolicy.core.types import ActionSpec
 from robopolicy.datasets.hdf5.actions import known_actions
+from robopolicy.sim.experts.quaternion_utils import frame
 from robopolicy.sim.experts.suites import slices
 
+PEG = "PegInsertionSide-v1"
 _POSE = ("x", "y", "z", "qw", "qx", "qy", "qz")
 _PANDAS = ("panda", "panda_wristcam")  # whose control modes are described in robopolicy/datasets/hdf5/actions.yaml
 _LAYOUTS = {  # what our experts read, behind the arm's positions and speeds
     "PickCube-v1": {"held": 1, "tcp": 7, "goal": 3, "cube": 7, "to_cube": 3, "to_goal": 3},
     "PushCube-v1": {"tcp": 7, "goal": 3, "cube": 7},
     "StackCube-v1": {"tcp": 7, "cube": 7, "base": 7, "to_cube": 3, "to_base": 3, "cube_to_base": 3},
+    PEG: {"tcp": 7, "peg": 7, "half_size": 3, "hole": 7, "hole_radius": 1},
 }
+
+
+_DIFFERENCES = {"tcp_to_peg": 3, "head_in_hole": 3, "peg_to_hole": 3}  # behind PegInsertionSide's state
 
 
 def read(name: str) -> dict[str, slice]:
@@ -26,11 +33,30 @@ def read(name: str) -> dict[str, slice]:
     return slices({"qpos": 9, "qvel": 9, **_LAYOUTS[name]})
 
 
-def element_names(name: str) -> list[str]:
-    """Return our names of a task with an expert: qpos_0 … (7 and 8: the fingers), tcp_x, tcp_qw …, tcp_to_cube_x …"""
+def element_names(name: str, *, relative: bool = False) -> list[str]:
+    """Return our names of a task with an expert: qpos_0 … (7 and 8: the fingers), tcp_x, tcp_qw …, tcp_to_cube_x …
+
+    Args:
+        relative: with what `differences` appends.
+    """
     ends = {1: [""], 3: ["_x", "_y", "_z"], 7: [f"_{end}" for end in _POSE], 9: [f"_{i}" for i in range(9)]}
     whose = {"to_cube": "tcp_to_cube", "to_base": "tcp_to_base", "to_goal": "cube_to_goal"}
-    return [whose.get(k, k) + end for k, place in read(name).items() for end in ends[place.stop - place.start]]
+    sizes = {k: place.stop - place.start for k, place in read(name).items()} | (_DIFFERENCES if relative else {})
+    return [whose.get(k, k) + end for k, size in sizes.items() for end in ends[size]]
+
+
+def differences(state: Any) -> Any:
+    """Return differences that PegInsertionSide's state [43] lacks, float32 [9].
+
+    It is the peg from the tool, the peg's head in the frame of the hole (m), whose x axis leads into it, and the
+    rotation vector (small angles) that would turn the peg's axis into the hole's.
+    """
+    part = {key: torch.as_tensor(state[place], dtype=torch.float64) for key, place in read(PEG).items()}
+    peg, into = frame(part["peg"][None, 3:])[0], frame(part["hole"][None, 3:])[0]
+    head = part["peg"][:3] + part["half_size"][0] * peg[:, 0]
+    found = [part["peg"][:3] - part["tcp"][:3], (head - part["hole"][:3]) @ into,
+             torch.linalg.cross(peg[:, 0], into[:, 0])]  # fmt: skip
+    return torch.cat(found).float().numpy()
 
 
 def names(obs: Mapping[str, Any]) -> list[str]:

@@ -35,14 +35,16 @@ class ManiSkillEnv(SuiteEnv):
         cameras: of the observation; with any, the state is the suite's for pictures, without the objects.
         size: pixels of the square pictures.
         friction: of everything, as a multiple of the suite's own. mass: the same, of everything but the arm.
+        relative: append the differences of PegInsertionSide to its state.
     """
 
     begins_anywhere = True
 
     def __init__(
         self, name: str, robot: str | None, control: str, cameras: tuple[str, ...] = (), size: int = 128,
-        friction: float = 1.0, mass: float = 1.0,
+        friction: float = 1.0, mass: float = 1.0, relative: bool = False,
     ) -> None:  # fmt: skip
+        self.relative = relative
         self.name, self.robot, self.control, self.cameras = name, robot, control, cameras
         self.friction, self.mass = friction, mass
         seen: dict[str, Any] = {"sensor_configs": {"width": size, "height": size}} if cameras else {}
@@ -127,7 +129,8 @@ class ManiSkillEnv(SuiteEnv):
 
     def _seen(self, obs: Any) -> Any:
         if not self.cameras:
-            return obs[0].numpy().copy()
+            state = obs[0].numpy().copy()
+            return np.concatenate([state, meaning.differences(state)]) if self.relative else state
         state = common.flatten_state_dict({k: obs[k] for k in ("agent", "extra")}, use_torch=True)
         pictures = {name: obs["sensor_data"][name]["rgb"][0].numpy().copy() for name in self.cameras}
         return {"state": state[0].float().numpy().copy(), **pictures}

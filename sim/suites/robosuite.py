@@ -7,8 +7,8 @@ episode; reward is that success. `horizon` is half of robomimic's 400 steps for 
 the suite's own 1000 for those of several goals (NutAssembly, PickPlace, Wipe). Lift's cube has one size, drawn once:
 the model is not loaded again for an episode.
 
-Experts for Lift and Can are ours; the other tasks have none. Recorded results are of 1.4. In 1.5 each part of a robot
-has a controller of its own; the arm's is told to take its actions in the world's frame, as 1.4 does.
+Experts for Lift, Can and the square nut are ours; the other tasks have none. Recorded results are of 1.4. In 1.5 each
+part of a robot has a controller of its own; the arm's is told to take its actions in the world's frame, as 1.4 does.
 """
 
 from __future__ import annotations
@@ -65,6 +65,8 @@ TASKS = {
     "Stack": ("Stack", "", "stack the red cube on the green one", 400),
     "Wipe": ("Wipe", "", "wipe the table", 1000),
 }
+# The body on which the nut goes, which no observation of the suite has.
+PEGS = {"NutAssemblySquare": "peg1", "NutAssemblyRound": "peg2"}
 SUITES_OWN = {"PickPlaceCan": "Can"}  # names of the suite: ours
 ACTION = unit_action(  # 0.05 m and 0.5 rad at 1
     "dx", "dy", "dz", "drx", "dry", "drz", "gripper", frame="world", tcp="gripper0_grip_site", rotation="rotvec",
@@ -98,7 +100,8 @@ class RobosuiteEnv(MujocoSuiteEnv):
             )  # fmt: skip
         self._layout = layout(self.inner, TASKS[name][1])
         self._objects = object_keys(TASKS[name][1], of_parts=OF_PARTS)
-        names = element_names(name, relative) if TASKS[name][1] else self._layout.names(relative)
+        self._peg = self.inner.sim.model.body_name2id(PEGS[name]) if name in PEGS else None
+        names = element_names(name, relative, peg=name in PEGS) if TASKS[name][1] else self._layout.names(relative)
         self.metadata = {**self.metadata, "names": names}
         self.observation_space = Box(-np.inf, np.inf, self._reset(0).shape, np.float32)
         self.action_space = Box(-1.0, 1.0, (self.inner.action_dim,), np.float32)
@@ -133,7 +136,8 @@ class RobosuiteEnv(MujocoSuiteEnv):
             now = np.concatenate([tool, *places, fingers])
             moved = np.zeros_like(now) if self._before is None else now - self._before
             self._before = now
-            own = np.concatenate([own, *(place - tool for place in places), moved])
+            goal = [] if self._peg is None else [self.inner.sim.data.body_xpos[self._peg] - places[0]]
+            own = np.concatenate([own, *(place - tool for place in places), *goal, moved])
         return own.astype(np.float32)
 
 
@@ -163,6 +167,7 @@ def make(
         horizon: steps to truncation; None: as the module says.
         relative: behind robomimic's numbers 11 more: the object from the tool, and how far tool, object and fingers
             moved in the last step (the env's own difference, as Meta-World's observation has the step before in it).
+            A task of one nut has its peg from the nut too.
         processes: 0: all envs in this process; else so many workers (about 0.4 GB each).
         workers: how these run, see FarmOptions.
 

@@ -71,16 +71,17 @@ def _named(key: str, size: int) -> list[str]:
     return [stem] if size == 1 else [f"{stem}_{end}" for end in ends]
 
 
-def element_names(name: str, relative: bool = False) -> list[str]:
+def element_names(name: str, relative: bool = False, *, peg: bool = False) -> list[str]:
     """Return the names of a task of one object: tool_x …, fingers_0, …, object_x …, then the object beside the tool.
 
     Lift has the vector from the cube to the tool in the world's frame (object_to_tool_*); the others have the object's
     pose in the tool's frame (object_in_tool_*). Behind them what `relative` adds: tool_to_object_* in the world's
-    frame, tool_step_*, object_step_*, fingers_step_*.
+    frame, object_to_peg_* where there is a `peg`, tool_step_*, object_step_*, fingers_step_*.
     """
     beside = {"object_to_tool": 3} if name == "Lift" else {"object_in_tool": 3, "object_in_tool_quat": 4}
     if relative:
-        beside |= {"tool_to_object": 3, **{f"{key}_step": _SIZES[key] for key in _MOVING}}
+        beside |= {"tool_to_object": 3} | ({"object_to_peg": 3} if peg else {})
+        beside |= {f"{key}_step": _SIZES[key] for key in _MOVING}
     ends = {2: ("0", "1"), 3: "xyz", 4: ("qx", "qy", "qz", "qw")}
     return [
         f"{key.removesuffix('_quat').replace('quat', 'tool')}_{e}"

@@ -10,7 +10,7 @@ import torch
 from robopolicy.core.errors import ConfigError
 from robopolicy.core.types import STATE, ActionSpec
 from robopolicy.sim.experts.maniskill import CLOSED, OPEN, PickCube
-from robopolicy.sim.experts.quaternion_utils import down, face_to, quarter, yaw
+from robopolicy.sim.experts.quaternion_utils import down, face_to, frame, half, quarter, yaw
 from robopolicy.sim.experts.suites import ScriptedExpert
 
 
@@ -25,7 +25,15 @@ def test_angles():
     assert yaw(torch.tensor([[math.cos(0.2), 0.0, 0.0, math.sin(0.2)]])).item() == pytest.approx(0.4, abs=1e-6)
     assert face_to(tool(3.0), -3.0).item() == pytest.approx(2 * math.pi - 6.0, abs=1e-5)
     assert quarter(torch.tensor([1.0, -1.0, 0.3])).tolist() == pytest.approx([1 - math.pi / 2, math.pi / 2 - 1, 0.3])
+    assert half(torch.tensor([2.0, -2.0, 1.5])).tolist() == pytest.approx([2 - math.pi, math.pi - 2, 1.5])
     assert down(tool(0.7)).norm().item() == pytest.approx(0.0, abs=1e-6)
+
+
+def test_the_axes_of_a_body_are_columns():
+    """A tool that points down, turned by 0.7: its x axis turned with it, its y axis mirrored, its z axis down."""
+    c, s = math.cos(0.7), math.sin(0.7)
+    wanted = torch.tensor([[c, s, 0.0], [s, -c, 0.0], [0.0, 0.0, -1.0]])
+    assert torch.allclose(frame(tool(0.7))[0], wanted, atol=1e-6)
 
 
 def test_a_tilted_tool_is_turned_back():

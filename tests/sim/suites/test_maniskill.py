@@ -1,4 +1,4 @@
-"""ManiSkill's cubes: experts that succeed, fail as asked, and leave demonstrations that train."""
+"""ManiSkill's cubes and peg: experts that succeed, fail as asked, and leave demonstrations that train."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from robopolicy.core.errors import ConfigError
 from robopolicy.core.types import STATE
 from robopolicy.datasets.lerobot_reader import load_episodes
 from robopolicy.sim.suites import maniskill
+from robopolicy.sim.suites.maniskill_scene import ManiSkillEnv
 from tests.sim.played import success
 
 
@@ -38,6 +39,19 @@ def test_what_an_expert_reads_is_where_it_says():
     env.close()
 
 
+def test_the_pegs_relative_numbers_are_the_suites_own():
+    name = "PegInsertionSide-v1"
+    env, plain = maniskill.make(name, 1, relative=True), maniskill.make(name, 1)
+    names, state = env.spec.observation[STATE].names, env.reset(torch.tensor([3]))[STATE]
+    assert torch.equal(state[:, :43], plain.reset(torch.tensor([3]))[STATE]) and state.shape[1] == len(set(names)) == 52
+    inner = ManiSkillEnv(name, "panda_wristcam", "pd_ee_delta_pose", relative=True)
+    seen, _ = inner.reset(seed=3)
+    at = [names.index(f"head_in_hole_{axis}") for axis in "xyz"]
+    assert seen[at] == pytest.approx(inner.inner.evaluate()["peg_head_pos_at_hole"][0].numpy(), abs=1e-5)
+    assert env.spec.digest != plain.spec.digest
+    env.close(), plain.close(), inner.close()
+
+
 def test_a_turn_is_the_other_way_round_than_the_action_says():
     """As the spec's names have it: dimension 5 at +1 turns the tool by about -0.1 rad a step."""
     from robopolicy.sim.experts.quaternion_utils import yaw
@@ -59,6 +73,9 @@ def test_what_there_is_not_is_named():
         maniskill.make("PickCub-v1", 1)
     with pytest.raises(ConfigError, match="expected 1 to any number of steps, found 0"):
         maniskill.make("PickCube-v1", 1, horizon=0)
+    for name, other in (("PickCube-v1", {}), ("PegInsertionSide-v1", {"control": "pd_joint_pos"})):
+        with pytest.raises(ConfigError, match=r"task\.relative"):
+            maniskill.make(name, 1, relative=True, **other)
 
 
 def test_any_task_goes_by_its_id_with_its_own_robot_and_horizon():

@@ -1,4 +1,4 @@
-"""robosuite's Lift and Can: experts, one size of cube, a task without an expert."""
+"""robosuite's Lift, Can and square nut: experts, one size of cube, a task without an expert."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.sim.played import success
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["Lift", "Can"])
+@pytest.mark.parametrize("name", ["Lift", "Can", "NutAssemblySquare"])
 def test_the_expert_succeeds_and_its_errors_make_it_fail(name):
     env = robosuite.make(name, 4)
     assert success(env, torch.arange(40, 44)) == 4
@@ -52,9 +52,9 @@ def test_the_fingers_command_does_not_outlive_an_episode():
 def test_what_there_is_not_is_named(tmp_path, capsys):
     with pytest.raises(ConfigError, match=r"no such task.*'Lift'"):
         robosuite.make("Lft", 1)
-    task = ["task=robosuite", "task.name=NutAssemblySquare"]
+    task = ["task=robosuite", "task.name=NutAssemblyRound"]
     assert main(["demos", *task, f"out={tmp_path}/data", "episodes=1", "num_envs=1"]) == 1
-    assert "robosuite/NutAssemblySquare: has no scripted expert" in capsys.readouterr().err
+    assert "robosuite/NutAssemblyRound: has no scripted expert" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", ["Stack", "Wipe", "PickPlaceSingle"])
@@ -78,3 +78,15 @@ def test_the_nut_is_observed_as_robomimic_does():
     env = robosuite.make("NutAssemblySquare", 1)
     assert env.reset(torch.tensor([1]))[STATE].shape == (1, 23), "tool 3 + 4, fingers 2, nut 14"
     assert env.spec.horizon == 400 and robosuite.make("Can", 1, horizon=50).spec.horizon == 50
+
+
+@pytest.mark.parametrize("name", ["NutAssemblySquare", "NutAssemblyRound"])
+def test_the_peg_is_seen_from_the_nut(name):
+    """Relative numbers alone say where it goes: robomimic's do not, as the peg stands still."""
+    env = robosuite.make(name, 1, relative=True)
+    names, state = env.spec.observation[STATE].names, env.reset(torch.tensor([1]))[STATE]
+    assert len(set(names)) == len(names) == state.shape[1] == 37
+    at = {n: float(state[0, i]) for i, n in enumerate(names)}
+    peg = [at[f"object_{axis}"] + at[f"object_to_peg_{axis}"] for axis in "xyz"]
+    assert peg == pytest.approx([0.23, 0.1 if name == "NutAssemblySquare" else -0.1, 0.85], abs=1e-5)
+    env.close()
