@@ -109,7 +109,7 @@ def _settings(
     for name, words in own.items():
         if name not in named:
             raise ConfigError(f"bases: there is no base {name!r}. {closest(name, named)}")
-        prefix = f"{named[name].label}/" if len(own) > 1 else ""
+        prefix = f"{named[name].label.lower()}/" if len(own) > 1 else ""
         texts = {setting: [*overrides, *change, *(words or ())] for setting, change in refine.items()}
         yield {"prefix": prefix, **others, "base": named[name], "refine": texts}
 

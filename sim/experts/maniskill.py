@@ -117,9 +117,9 @@ class PegInsertion(ToolExpert):
         error = head[:, 1:].norm(dim=1) + 0.05 * f["wrong"].norm(dim=1)
         # A peg in the hole goes on; one before it goes back where it does not fit.
         onward = torch.where(head[:, 0] > 0.01 - long, 0.03, (0.04 - 8 * error).clamp(-0.03, 0.03))
-        hand = ((f["tool"] - f["peg"])[:, None] @ axes)[:, 0]  # in the peg's frame
-        hand[:, 0] += torch.maximum(head[:, 0] + onward, -long - 0.03) - long
-        where = f["hole"] + (into @ hand[:, :, None])[:, :, 0]
+        grasp = ((f["tool"] - f["peg"])[:, None] @ axes)[:, 0]  # in the peg's frame
+        grasp[:, 0] += torch.maximum(head[:, 0] + onward, -long - 0.03) - long
+        where = f["hole"] + (into @ grasp[:, :, None])[:, :, 0]
         where[:, 2] += SAG * f["half_size"].prod(dim=1)
         return where
 

@@ -1,13 +1,16 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from robopolicy.cli import refine as cli
 from robopolicy.cli.main import main
 from robopolicy.cli.refine import task_overrides
 from robopolicy.cli.verbs import find_verb
 from robopolicy.config.compose import compose, task_node
+from robopolicy.evaluation.statistics import Interval
 
 QUIET = ("task=reach", "tracker=quiet", "seed=0", "threads=1")
 
@@ -27,19 +30,25 @@ def test_a_task_is_written_as_it_was_chosen(words: list[str]) -> None:
     assert task_overrides(task_node("reach")) == ["task=reach"]
 
 
-def test_a_base_is_looked_at_refined_and_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_base_is_looked_at_refined_and_compared(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     data, base, out = tmp_path / "data", tmp_path / "bc", tmp_path / "out"
     assert main(["demos", "task=reach", f"out={data}", "episodes=10", "expert_noise=0.3", "seed=0"]) == 0
     assert main(["train", "algo=bc", *QUIET, f"dataset={data}", f"run_dir={base}", "loop.steps=200",
                  "validation_episodes=0"]) == 0  # fmt: skip
     capsys.readouterr()
-    command = ["refine", f"base={base}", f"out={out}", "look_episodes=20", "env_steps=7000", "episodes=20", "videos=0",
+    command = ["refine", f"base={base}", "look_episodes=20", "env_steps=7000", "episodes=20", "videos=0",
                "tracker=quiet", "threads=1"]  # fmt: skip
-    assert main([*command, "plan_only=true"]) == 0
+    assert main([*command, f"out={out}", "plan_only=true"]) == 0
     planned = capsys.readouterr().out
     assert "robopolicy train task=reach algo=residual loop.total_steps=7000" in planned and f"dataset={data}" in planned
     assert not (out / "refined").exists()
-    assert main(command) == 0
+    assert main([*command, f"out={out}"]) == 0
     said = capsys.readouterr().out
     assert (out / "refined" / "comparison.json").is_file() and (out / "refined" / "report.html").is_file()
     assert "5/5 report" in said
+    monkeypatch.setattr(cli, "invoke", lambda verb, *_, **__: SimpleNamespace(difference=Interval(-0.3, -0.4, -0.2)))
+    assert main([*command, f"out={tmp_path / 'again'}"]) == 0
+    again = capsys.readouterr().out
+    assert "worse than its base" in again and "worse than its base" not in said

@@ -232,7 +232,7 @@ def test_the_words_of_every_training_fit_the_command_line(words):
 PLAN = """
 bases:
   here: {task: reach, demos: 5, expert_noise: 0.5}
-  there: {task: metaworld, options: [task.name=push-v3], demos: 5, expert_noise: 0.5}
+  there: {task: metaworld, options: [task.name=Push-v3], demos: 5, expert_noise: 0.5}
 experiments:
   both:
     settings:
