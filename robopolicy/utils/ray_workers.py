@@ -86,7 +86,8 @@ def start_ray(setting: str, *, instead: str) -> Any:
             f"{setting}: Ray cannot be imported ({error}): pip install 'robopolicy[ray]', or choose {instead}"
         ) from None
     if not ray.is_initialized():
-        how = {"include_dashboard": False, "object_store_memory": _STORE} if own else {}
+        # "local": not the cluster of a `ray start` on this machine
+        how = {"address": "local", "include_dashboard": False, "object_store_memory": _STORE} if own else {}
         try:
             ray.init(log_to_driver=False, configure_logging=False, **how)
         except Exception as error:  # any error of a start that takes several processes

@@ -88,7 +88,9 @@ def test_encodes_for_real() -> None:
     assert machine.check_video().ok
 
 
-def test_python_and_packages_are_as_locked() -> None:
+def test_python_and_packages_are_as_locked(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Ray, which another test may have imported here, puts packages of its own before the installed ones.
+    monkeypatch.setattr(sys, "path", [p for p in sys.path if "thirdparty_files" not in p])
     assert machine.check_python().ok
     check = machine.check_packages()
     assert check.ok, f"{check.detail}; {check.fix}"

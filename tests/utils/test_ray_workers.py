@@ -119,6 +119,12 @@ def test_a_cluster_of_our_own_asks_for_a_token(monkeypatch, ray):
     assert os.environ["RAY_AUTH_MODE"] == "token" and len(os.environ["RAY_AUTH_TOKEN"]) == 64
 
 
+def test_a_cluster_that_runs_on_this_machine_is_left_alone(ray, monkeypatch):
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    Workers([list], backend="ray")
+    assert ray.how["address"] == "local"
+
+
 def test_a_ray_that_does_not_start_is_told(ray):
     ray.fail.append(RuntimeError("Failed to start GCS"))
     with pytest.raises(
