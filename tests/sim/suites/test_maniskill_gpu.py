@@ -106,7 +106,8 @@ def test_gymnasiums_own_ways_to_seed():
         assert not np.array_equal(drawn, one) and len(np.unique(drawn[:, 0])) == 3
 
 
-@pytest.mark.parametrize("name", sorted(maniskill.TASKS))
+# The sizes of PegInsertionSide's peg and hole are drawn with the scene, so an episode is no function of its seed there.
+@pytest.mark.parametrize("name", sorted(set(maniskill.TASKS) - {"PegInsertionSide-v1"}))
 def test_made_as_on_a_gpu_it_is_a_suite_of_its_own(name, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(
