@@ -15,7 +15,7 @@ from robopolicy.runs.sweep_job import read_job
 
 ROOT = Path(__file__).parents[2]
 PROGRAM = [sys.executable, "-m", "robopolicy.cli.main"]
-SWEEP = ["train", "--multirun", "task=reach", "policy=gaussian", "dataset=data", "loop.steps=1000",
+SWEEP = ["train", "--multirun", "task=reach", "policy=gaussian", "dataset=data", "loop.steps=3000",
          "loop.save_every=100", "loop.batch_size=32", "threads=1", "tracker=local", "n_action_steps=4,99",
          "hydra/launcher=ray", "hydra.launcher.num_cpus=0.5", "run_dir=sweep"]  # fmt: skip
 
@@ -39,12 +39,12 @@ def test_a_sweep_on_ray_is_interrupted_and_goes_on(tmp_path: Path) -> None:
     assert start(tmp_path, "demos", "task=reach", "episodes=2", "out=data").wait(200) == 0
 
     sweep = start(tmp_path, *SWEEP)
-    while sweep.poll() is None and not (good / "checkpoints" / "latest").is_file():
+    while sweep.poll() is None and not ((good / "checkpoints" / "latest").is_file() and state(bad) == "failed"):
         time.sleep(0.1)
     os.killpg(sweep.pid, signal.SIGINT)  # as a terminal does
     said = sweep.communicate(timeout=200)[0]
     assert sweep.returncode == 130 and "running jobs save first" in said, said
-    assert (state(good), state(bad)) == ("interrupted", "failed")
+    assert (state(good), state(bad)) == ("interrupted", "failed"), said
     saved = (good / "checkpoints" / "latest").read_text()
 
     sweep = start(tmp_path, *SWEEP)
@@ -52,4 +52,4 @@ def test_a_sweep_on_ray_is_interrupted_and_goes_on(tmp_path: Path) -> None:
     assert sweep.returncode == 1 and "1 of 2 runs finished" in said, said
     assert f"finished: {good.name}\n" in said and f"  - {bad.name}: n_action_steps (Ta) must lie" in said
     assert (good / "checkpoints" / "latest").read_text() > saved
-    assert "steps 1000" in (good / "output.log").read_text()
+    assert "steps 3000" in (good / "output.log").read_text()
