@@ -17,7 +17,7 @@ from scripts import house_shape
 
 ROOT = Path(__file__).parents[1]
 LINKED = ("sim", "world_models", "real", "configs")
-PACKAGES = ("robopolicy", "hydra_plugins", *LINKED)
+PACKAGES = ("robopolicy", *LINKED)
 FOLDERS = {*PACKAGES, "tests", "scripts", "docs", "examples", "requirements", ".ci", ".github"}
 FILES = {
     "pyproject.toml", "README.md", "LICENSE", "CONTRIBUTING.md", "CHANGELOG.md", "CITATION.cff", "mkdocs.yml",

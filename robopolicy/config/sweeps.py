@@ -186,9 +186,12 @@ def _hydra(name: str) -> Any:
     from hydra import initialize
     from hydra.core.global_hydra import GlobalHydra
 
+    from robopolicy.config.ray_launcher import offer_ray
+
     @contextlib.contextmanager
     def ready() -> Iterator[Any]:
         GlobalHydra.instance().clear()
+        offer_ray()
         with initialize(config_path=None, job_name=name, version_base="1.3"):
             yield GlobalHydra.instance().hydra
 

@@ -1,7 +1,6 @@
-"""Offer `hydra/launcher=ray`. Hydra finds plug-ins in this namespace package alone, and imports all of them.
+"""Offer `hydra/launcher=ray`: Hydra's own launcher of this name pins other versions of packages than robopolicy."""
 
-Hydra's own launcher of this name pins other versions of packages than robopolicy.
-"""
+from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,12 +9,16 @@ from pathlib import Path
 from typing import Any
 
 from hydra.core.config_store import ConfigStore
+from hydra.core.plugins import Plugins
 from hydra.core.utils import JobReturn
 from hydra.plugins.launcher import Launcher
 
 
 class RayLauncher(Launcher):
     """Run the jobs of a sweep as tasks of Ray, see robopolicy.config.ray_jobs."""
+
+    # Hydra makes plug-ins of this package alone. A real one would be a second package beside `robopolicy`.
+    __module__ = "hydra_plugins.robopolicy"
 
     def __init__(self, **claims: float) -> None:
         self.claims = claims
@@ -33,15 +36,15 @@ class RayLauncher(Launcher):
 
 @dataclass
 class RayConfig:
-    """Keys of hydra.launcher: CPUs and GPUs that each job claims; parts of one are allowed.
+    """Keys of hydra.launcher: CPUs and GPUs that each job claims; parts of one are allowed."""
 
-    Hydra runs this file before its module is known, so annotations may not be texts (`from __future__`).
-    """
-
-    _target_: str = f"{__name__}.RayLauncher"
+    _target_: str = f"{RayLauncher.__module__}.{RayLauncher.__name__}"
     num_cpus: float = 1.0
     num_gpus: float = 0.0
 
 
-if find_spec("ray") is not None:
-    ConfigStore.instance().store(group="hydra/launcher", name="ray", node=RayConfig, provider="robopolicy")
+def offer_ray() -> None:
+    """Make the launcher known to Hydra, where Ray is installed."""
+    if find_spec("ray") is not None:
+        Plugins.instance().register(RayLauncher)
+        ConfigStore.instance().store(group="hydra/launcher", name="ray", node=RayConfig, provider="robopolicy")
