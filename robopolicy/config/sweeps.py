@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import re
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -186,12 +187,14 @@ def _hydra(name: str) -> Any:
     from hydra import initialize
     from hydra.core.global_hydra import GlobalHydra
 
-    from robopolicy.config.ray_launcher import offer_ray
+    if (plugins := str(Path(__file__).parent / "plugins")) not in sys.path:
+        sys.path.append(plugins)  # one more part of the namespace package hydra_plugins
+    from hydra_plugins.robopolicy_ray import offer
 
     @contextlib.contextmanager
     def ready() -> Iterator[Any]:
         GlobalHydra.instance().clear()
-        offer_ray()
+        offer()
         with initialize(config_path=None, job_name=name, version_base="1.3"):
             yield GlobalHydra.instance().hydra
 

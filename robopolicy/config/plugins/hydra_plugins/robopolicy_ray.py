@@ -1,6 +1,8 @@
-"""Offer `hydra/launcher=ray`: Hydra's own launcher of this name pins other versions of packages than robopolicy."""
+"""Offer `hydra/launcher=ray`: Hydra's own launcher of this name pins other versions of packages than robopolicy.
 
-from __future__ import annotations
+Hydra takes plug-ins of the namespace package `hydra_plugins` alone. config/sweeps.py puts this part of it on the path,
+so nothing is installed beside `robopolicy`.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,9 +18,6 @@ from hydra.plugins.launcher import Launcher
 
 class RayLauncher(Launcher):
     """Run the jobs of a sweep as tasks of Ray, see robopolicy.config.ray_jobs."""
-
-    # Hydra makes plug-ins of this package alone. A real one would be a second package beside `robopolicy`.
-    __module__ = "hydra_plugins.robopolicy"
 
     def __init__(self, **claims: float) -> None:
         self.claims = claims
@@ -36,14 +35,17 @@ class RayLauncher(Launcher):
 
 @dataclass
 class RayConfig:
-    """Keys of hydra.launcher: CPUs and GPUs that each job claims; parts of one are allowed."""
+    """Keys of hydra.launcher: CPUs and GPUs that each job claims; parts of one are allowed.
 
-    _target_: str = f"{RayLauncher.__module__}.{RayLauncher.__name__}"
+    Hydra may run this file before its module is known, so annotations may not be texts (`from __future__`).
+    """
+
+    _target_: str = f"{__name__}.RayLauncher"
     num_cpus: float = 1.0
     num_gpus: float = 0.0
 
 
-def offer_ray() -> None:
+def offer() -> None:
     """Make the launcher known to Hydra, where Ray is installed."""
     if find_spec("ray") is not None:
         Plugins.instance().register(RayLauncher)
