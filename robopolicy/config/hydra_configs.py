@@ -13,7 +13,7 @@ import robopolicy
 from robopolicy.config.overrides import read_overrides
 from robopolicy.core.errors import UsageError, closest
 
-SEVERAL = "; one run takes one value. A list is written key=[a,b]; --multirun trains once for each."
+_SEVERAL = "; one run takes one value. A list is written key=[a,b]; --multirun trains once for each."
 NO_GROUPS = {"robots", "lerobot"}  # folders whose files are not composed: wiring.py of real/ros2 and real/lerobot
 
 
@@ -57,7 +57,7 @@ def hydra_config(verb: str, overrides: Sequence[str], config_dirs: Sequence[Path
             _check_groups(verb, groups, folders)
         text = _reason(error).replace("Ambiguous value for argument", "several values given in")
         if "several values" in text:
-            text += SEVERAL
+            text += _SEVERAL
         raise UsageError(f"config: {text}") from error
 
 
@@ -97,9 +97,11 @@ def _set_value(config: Any, text: str) -> None:
     override = OverridesParser.create().parse_override(text)
     key, value = override.key_or_group, override.value()
     if override.package is not None:
-        raise UsageError(f"{text.lstrip('+~')}: there is no group {key!r}, so nothing can be put in a place of its own")
+        raise UsageError(
+            f"config: {text.lstrip('+~')}: there is no group {key!r}; only options of groups are put elsewhere"
+        )
     if override.is_sweep_override():
-        raise UsageError(f"config: several values given in {text.lstrip('+~')!r}{SEVERAL}")
+        raise UsageError(f"config: several values given in {text.lstrip('+~')!r}{_SEVERAL}")
     if not override.is_delete():
         OmegaConf.update(config, key, value, merge=True)
         return

@@ -11,7 +11,7 @@ import pytest
 
 from robopolicy.cli.verbs import find_verb
 from robopolicy.config.compose import compose, group_options
-from robopolicy.config.hydra_configs import config_folder
+from robopolicy.config.hydra_configs import config_folder, hydra_config
 from robopolicy.config.overrides import RENAMED
 from robopolicy.config.registry import names as registered
 from robopolicy.core.errors import ConfigError, UsageError
@@ -399,3 +399,25 @@ def test_what_hydra_cannot_read_is_named_by_its_key(value: str) -> None:
 def test_a_key_that_is_none_is_named() -> None:
     with pytest.raises(UsageError, match=r"'x\[0\]'"):
         compose(find_verb("train"), ["x[0]=3"])
+
+
+@pytest.mark.parametrize(
+    ("wrong", "named"),
+    [
+        ("loop.total_steps=1,2", "several values given in 'loop.total_steps=1,2'"),
+        ("~loop.nothing", "loop.nothing cannot be left out, as it is not there"),
+        ("~loop.total_steps=7", "loop.total_steps cannot be left out, as it is 30000"),
+        ("nothing@loop=3", "there is no group 'nothing'"),
+    ],
+)
+def test_a_value_that_cannot_be_set_is_named(wrong: str, named: str) -> None:
+    with pytest.raises(UsageError, match=re.escape(named)):
+        hydra_config("train", ["algo=residual", wrong])
+
+
+def test_values_of_one_command_do_not_stay_for_the_next() -> None:
+    chosen = ["algo=residual", "task=pick"]
+    before = hydra_config("train", chosen)
+    changed = hydra_config("train", [*chosen, "loop.total_steps=7", "task.more={a: 1}", "~algo.critic.width"])
+    assert changed["loop"]["total_steps"] == 7 and changed["task"]["more"] == {"a": 1}
+    assert "width" not in changed["algo"]["critic"] and hydra_config("train", chosen) == before
