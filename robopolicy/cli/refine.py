@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import shlex
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from rich.console import Console
 from rich.table import Table
 
@@ -15,12 +17,14 @@ from robopolicy.cli.quickstart import Stages
 from robopolicy.config.compose import task_node
 from robopolicy.config.hydra_configs import config_folder
 from robopolicy.config.schema import TARGET, Count, Device, Natural, Node
-from robopolicy.core.types import VecEnv
+from robopolicy.core.types import Feature, VecEnv
+from robopolicy.datasets.lerobot_reader import load_episodes
 from robopolicy.evaluation.compare import Comparison
 from robopolicy.evaluation.episode_table import EpisodeTable
 from robopolicy.evaluation.policy_ref import PolicyRef, env_of, task_of
 from robopolicy.evaluation.saved import evaluated_rows
 from robopolicy.policies.base import Policy
+from robopolicy.policies.state_reading import places
 from robopolicy.policies.state_vectors import joined, state_vectors
 from robopolicy.runs.checkpointer import load_policy
 from robopolicy.runs.inputs import there
@@ -108,7 +112,18 @@ def look(
     policy = load_policy(base, device=device, env=env.spec)
     rows = evaluated_rows(policy, env, ref, "sampled", episodes, "validation", deterministic=False)
     mode = evaluated_rows(policy, env, ref, "mode", episodes, "validation", deterministic=True)
-    return facts_of(policy, rows, mode, at_a_time=env.num_envs, demonstrations=dataset is not None)
+    facts = facts_of(policy, rows, mode, at_a_time=env.num_envs, demonstrations=dataset is not None)
+    return replace(facts, absent=absent_places(policy.spec.observation, dataset)) if dataset is not None else facts
+
+
+def absent_places(observation: dict[str, Feature], dataset: Path) -> tuple[str, ...]:
+    """Return the places in a state that are zero in all demonstrations: of a thing that the task does not have."""
+    vectors = {key: observation[key] for key in state_vectors(observation)}
+    names = joined(list(vectors.values())).names or ()
+    episodes = load_episodes(dataset, needed=vectors)
+    zero = (torch.cat([episodes.obs[key] for key in vectors], dim=-1) == 0.0).all(dim=0).tolist()
+    known = dict(zip(names, zero, strict=False))
+    return tuple(place for place in places(names) if all(known[f"{place}_{axis}"] for axis in "xyz"))
 
 
 def facts_of(

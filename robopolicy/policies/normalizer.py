@@ -145,6 +145,10 @@ class Normalizer(nn.Module):
         """Convert the constructor's observation keys, [B To ...] each, to network units; other keys are dropped."""
         return {k: obs[k] if k in self.plain else self.normalize(k, obs[k]) for k in self.order}
 
+    def scale_of(self, key: str) -> Tensor:
+        """Return the physical size of one network unit, [D] of a key."""
+        return self._affine(key).scale
+
     def _affine(self, key: str) -> Affine:
         return self.affine[self.names[key]]  # type: ignore[return-value]
 

@@ -10,11 +10,13 @@ from torch import Tensor, nn
 
 from robopolicy.config.schema import Count, NonNegative, Positive
 from robopolicy.core.errors import SpecError
-from robopolicy.core.specs import PolicySpec, state_columns
+from robopolicy.core.specs import PolicySpec
 from robopolicy.core.types import BASE_ACTION, RENDERED, TASK, Feature, Obs, newest
+from robopolicy.datasets.episodes import Episodes
 from robopolicy.networks.task_conditioned import TaskLayout, TaskLinear
 from robopolicy.policies.base import SEEN, DenoisingPolicy, LikelihoodPolicy, Policy
 from robopolicy.policies.normalizer import Normalizer
+from robopolicy.policies.state_reading import StateReading
 from robopolicy.policies.state_vectors import joined, state_vectors
 
 ZERO_ACTION = "zero_action"  # its name in `base=`
@@ -48,11 +50,12 @@ class ResidualPolicy(Policy):
             base. gripper_scale: the same of the gripper channel, large enough to reverse the base's command.
         widen: the demonstrated range is widened by this fraction on each side, then intersected with the env's limits;
             the full action stays in this box.
-        state: names of elements of the state that are read, see `state_columns`; None: all.
+        state: elements of the state that are read, and differences of its places, see `StateReading`; None: all.
         pictures: read images and point clouds, through the base; False: the state alone.
         task_weights: give the first layer weights for each task; False: the task's number is an input.
         tasks: instructions of its training, where `spec` has others; None: those of `spec`.
         hidden: widths of the hidden layers.
+        episodes: demonstrations, for the statistics of differences; None: from the places' own.
 
     Raises:
         SpecError: the observation has no vector of numbers, or keys that are none of vectors, images and point clouds;
@@ -60,7 +63,6 @@ class ResidualPolicy(Policy):
     """
 
     numbers: Tensor  # [tasks of the env] int64: number of each in `known`, −1 where it is not
-    columns: Tensor  # int64, elements of the state that are read
     scale: Tensor  # [Da] bound of the correction
     low: Tensor  # [Da] normalised
     high: Tensor  # [Da] normalised
@@ -79,6 +81,7 @@ class ResidualPolicy(Policy):
         pictures: bool = False,
         task_weights: bool = True,
         tasks: tuple[str, ...] | None = None,
+        episodes: Episodes | None = None,
     ) -> None:
         super().__init__()
         cameras = {k: f for k, f in spec.observation.items() if k.startswith(RENDERED)}
@@ -97,11 +100,11 @@ class ResidualPolicy(Policy):
         self.spec = replace(spec, observation=observation, n_obs_steps=seen, horizon=1, n_action_steps=1)
         self.base = base.eval().requires_grad_(False)
         self.normalizer = normalizer
-        columns = state_columns(joined([spec.observation[k] for k in self.vectors]), state, where="policy.state")
-        self.register_buffer("columns", torch.tensor(columns, dtype=torch.int64), persistent=False)
-        if not columns and not self.encoded_dim:
+        self.reading = StateReading(joined([spec.observation[k] for k in self.vectors]), state, where="policy.state")
+        self.reading.fit(*_states(episodes, self.vectors, normalizer))
+        if not self.reading.dim and not self.encoded_dim:
             raise SpecError("policy.state: names nothing: the residual would be blind. Name elements, or null for all.")
-        seen_dim = len(columns) + self.encoded_dim
+        seen_dim = self.reading.dim + self.encoded_dim
         # Layout of the first layers, the critics' included, with weights for each task; or None.
         self.layout = TaskLayout(seen_dim, self.tasks) if task_weights and self.tasks > 1 else None
         sizes = [seen_dim + self.tasks + action.dim, *hidden, action.dim]
@@ -154,7 +157,7 @@ class ResidualPolicy(Policy):
             [B Ds+C+T] normalised state, base's encoding and one-hot task; and [B Da] normalised base action.
         """
         vectors = [self.normalizer.normalize(k, obs[k]) for k in self.vectors]
-        state = (vectors[0] if len(vectors) == 1 else torch.cat(vectors, dim=-1))[..., self.columns]
+        state = self.reading(_joined([obs[k] for k in self.vectors]), _joined(vectors))
         if self.encoded_dim:  # encoders differ in scale
             state = torch.cat([state, nn.functional.layer_norm(obs[SEEN], (self.encoded_dim,))], dim=-1)
         if self.tasks:
@@ -211,6 +214,18 @@ class ZeroActionPolicy(Policy):
         """[B 1 Da], the same for every observation."""
         batch = next(iter(obs.values())).shape[0]
         return self.rest.expand(batch, 1, -1)
+
+
+def _joined(vectors: list[Tensor]) -> Tensor:
+    return vectors[0] if len(vectors) == 1 else torch.cat(vectors, dim=-1)
+
+
+def _states(
+    episodes: Episodes | None, keys: tuple[str, ...], normalizer: Normalizer
+) -> tuple[Tensor | None, Tensor]:  # fmt: skip
+    """Return the joined vectors [F Ds] of demonstrations, None without, and the deviations [Ds] of their elements."""
+    scale = torch.cat([normalizer.scale_of(k) for k in keys])
+    return None if episodes is None else _joined([episodes.obs[k] for k in keys]), scale
 
 
 def _encoded_dim(base: Policy, cameras: dict[str, Feature]) -> int:

@@ -81,7 +81,7 @@ def build_policy_for(
     if "normalizer" in names:
         available["normalizer"] = _normalizer(config, spec, base, demonstrations)
     if "episodes" in names:
-        available["episodes"] = required(config, demonstrations)
+        available["episodes"] = demonstrations if base is not None else required(config, demonstrations)
     given = {name: value for name, value in available.items() if name in names}
     policy = build_policy(node, "policy", **given).to(config.torch_device)
     if resumed:

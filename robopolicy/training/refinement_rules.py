@@ -12,10 +12,14 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
 from robopolicy.core.errors import ConfigError
+from robopolicy.policies.state_reading import places
 
 FAST, SLOW = 1_000, 200  # env steps per second with the base acting: above, below
 LOWEST, GOOD = 0.02, 0.98  # success of a base with next to nothing to build on, and with next to nothing left to gain
 _DIFFERENCE = re.compile(r"(.+)_(?:to|in)_(.+)_[^_]+")  # hand_to_object_x
+_TOOL = re.compile(r"(?:^|_)(?:hand|tool|tcp|eef|ee|gripper|end_effector|fingertip)(?:$|_)")
+_BEFORE = "before_"  # a place in the frame before
+_SAME = {f"qpos_{joint}" for joint in range(7)}  # joints of an arm: say where its tool is
 
 
 @dataclass(frozen=True)
@@ -24,7 +28,8 @@ class BaseFacts:
 
     `success`, `mode_success`: rates with and without sampling noise. `episodes`: that each rate is of.
     `steps_per_second`: env steps with the base acting. `success_steps`: median length of a success, 0 without any.
-    `elements`: names of the state's elements. `pictures`: the base reads cameras. `demonstrations`: there are some.
+    `elements`: names of the state's elements. `absent`: places that are zero all the time. `pictures`: the base reads
+    cameras. `demonstrations`: there are some.
     """
 
     success: float
@@ -36,6 +41,7 @@ class BaseFacts:
     pictures: bool
     demonstrations: bool
     instructions: int
+    absent: tuple[str, ...] = ()
 
 
 KEYS = frozenset({
@@ -122,28 +128,52 @@ def _of_slow_env(facts: BaseFacts, speed: str, env_steps: int | None) -> list[Ch
         found.append(Choice(("loop.replay.n_step=10",), f"a success takes {facts.success_steps:.0f} steps"))
     if facts.demonstrations:
         found.append(Choice(("loop.demo_fraction=0.25",), "few episodes: a quarter of each batch is demonstrations"))
-    if kept := relative_elements(facts.elements):
+    if kept := relative_elements(facts.elements, facts.absent):
         found.append(Choice((f"policy.state=[{','.join(kept)}]",),
                             "differences in place of absolute places, which name the episode"))  # fmt: skip
     return found
 
 
-def relative_elements(names: Sequence[str]) -> list[str]:
-    """Return patterns of the elements to read: all but absolute places of things that a difference names.
+def relative_elements(names: Sequence[str], absent: Sequence[str] = ()) -> list[str]:
+    """Return what to read of a state in place of absolute places: differences, and all that is no place.
 
-    Of the first thing, the tool, the height stays. Earlier frames (`before_*`) and the joints of an arm (`qpos_0` to
-    `qpos_6`) go too. Empty where no element is a difference: then all are read.
+    Where the state has differences (hand_to_object_x), the places of the things that they name are left out. Where it
+    has none, but the place of a tool and of other things, differences of these are made (see StateReading): each thing
+    from the tool and from things before it, and how far each moved, where `before_…` holds the last frame.
+
+    Of the first thing, the tool, the height stays. Earlier frames and the joints of an arm (`qpos_0` to `qpos_6`) go.
+
+    Args:
+        absent: places that are zero in all demonstrations: a thing that the task does not have.
+
+    Returns:
+        Names, patterns and differences for `policy.state`; empty where nothing is known: then all are read.
     """
-    differences = [n for n in names if _DIFFERENCE.match(n)]
-    if not differences:
+    matches = [match for n in names if (match := _DIFFERENCE.match(n))]
+    if matches:
+        things = list(dict.fromkeys(part for match in matches for part in match.groups()))
+        made = []
+    else:
+        things = _things(names, absent)
+        made = _made_differences(things, places(names))
+    if not things:
         return []
-    matches = [match for n in differences if (match := _DIFFERENCE.match(n))]
-    things = dict.fromkeys(part for match in matches for part in match.groups())
-    tool = next(iter(things))
-    gone = {f"{thing}_{axis}" for thing in things for axis in "xyz"} - {f"{tool}_z"}
-    gone |= {f"qpos_{joint}" for joint in range(7)}
-    kept = [n for n in names if n in differences or (n not in gone and not n.startswith("before_"))]
-    return _patterns(kept, names)
+    differences = {match[0] for match in matches}
+    gone = {f"{thing}_{axis}" for thing in [*things, *absent] for axis in "xyz"} - {f"{things[0]}_z"} | _SAME
+    kept = [n for n in names if n in differences or (n not in gone and not n.startswith(_BEFORE))]
+    return [*_patterns(kept, names), *made]
+
+
+def _things(names: Sequence[str], absent: Sequence[str]) -> list[str]:
+    """Return the places, the tool first; empty without a tool or without another thing."""
+    found = [place for place in places(names) if not place.startswith(_BEFORE) and place not in absent]
+    tool = next((place for place in found if _TOOL.search(place)), None)
+    return [] if tool is None or len(found) < 2 else [tool, *(place for place in found if place != tool)]
+
+
+def _made_differences(things: Sequence[str], known: Sequence[str]) -> list[str]:
+    pairs = [f"{later}-{first}" for i, later in enumerate(things) for first in things[:i]]
+    return pairs + [f"{thing}-{_BEFORE}{thing}" for thing in things if f"{_BEFORE}{thing}" in known]
 
 
 def _stem(name: str) -> str:

@@ -79,3 +79,19 @@ def test_patterns_read_the_kept_elements_alone() -> None:
     names = (*METAWORLD, "hand_to_object_q0")
     read = [names[i] for i in state_columns(Feature((len(names),), names=names), relative_elements(names), where="x")]
     assert not {"hand_x", "goal_z", "before_hand_x", "object_y"} & set(read) and "hand_z" in read
+
+
+MADE = ["object-hand", "goal-hand", "goal-object", "hand-before_hand"]
+PLAIN = tuple(f"{thing}_{axis}" for thing in ("hand", "object", "other", "before_hand", "goal") for axis in "xyz")
+
+
+def test_differences_are_made_where_the_state_has_places_alone() -> None:
+    names = (*PLAIN, "gripper", "object_q0", "object_q1", "before_gripper", "qpos_3")
+    found = relative_elements(names, absent=["other"])
+    assert found == ["hand_z", "gripper", "object_q0", "object_q1", *MADE]
+    assert "other-hand" in relative_elements(names), "it may stand still, and be something"
+    assert relative_elements([n for n in names if "hand" not in n]) == [], "no tool: all are read"
+    assert relative_elements(["tcp_x", "tcp_y", "tcp_z", "speed"]) == [], "the tool alone"
+    assert f"policy.state=[{','.join(found)}]" in overrides(
+        replace(FACTS, elements=names, absent=("other",), steps_per_second=500)
+    )

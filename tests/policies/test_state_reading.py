@@ -1,0 +1,56 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from robopolicy.core.errors import SpecError
+from robopolicy.core.types import Feature
+from robopolicy.policies.state_reading import StateReading, places
+
+NAMES = (*(f"{thing}_{axis}" for thing in ("hand", "cube") for axis in "xyz"), "grip", "disc_x", "disc_y", "cup-rim")
+STATE = Feature((len(NAMES),), names=NAMES)
+
+
+def reading(*names: str) -> StateReading:
+    return StateReading(STATE, names or None, where="policy.state")
+
+
+def test_a_difference_is_the_vector_between_two_places_in_deviations_of_its_own():
+    read = reading("grip", "cube-hand")
+    assert read.dim == 4 and reading().dim == len(NAMES)
+    generator = torch.Generator().manual_seed(0)
+    states = torch.randn(500, len(NAMES), generator=generator)
+    states[:, 3:6] = states[:, :3] + torch.tensor([0.1, 0.0, -0.2]) + 0.01 * torch.randn(500, 3, generator=generator)
+    read.fit(states, torch.ones(len(NAMES)))
+    normalized = states / 7.0
+    found = read(states, normalized)
+    assert torch.equal(found[:, 0], normalized[:, NAMES.index("grip")])
+    assert found[:, 1:].mean(dim=0).abs().max() < 1e-4 and (found[:, 1:].std(dim=0) - 1.0).abs().max() < 0.01
+    nearer = states.clone()
+    nearer[:, 3] -= 0.01  # the cube moves by one deviation along x, against the axis
+    assert (found - read(nearer, normalized))[:, 1].mean() == pytest.approx(1.0, abs=0.05)
+    both = states + torch.tensor([1.0] * 6 + [0.0] * 4)
+    assert torch.allclose(read(both, normalized), found, atol=1e-4), "both moved alike: nothing to see"
+
+
+def test_without_demonstrations_the_deviations_of_the_places_are_taken():
+    read = reading("cube-hand")
+    scale = torch.ones(len(NAMES))
+    scale[0], scale[3] = 3.0, 4.0
+    read.fit(None, scale)
+    state = torch.zeros(1, len(NAMES))
+    state[0, 3] = 10.0
+    assert read(state, state)[0, 0] == pytest.approx(2.0)
+
+
+def test_a_difference_has_the_axes_that_both_places_have():
+    assert reading("disc-hand").dim == 2
+    assert reading("cup-rim").dim == 1, "an element of that name comes first"
+    assert reading("cube-hand", "cube-hand", "hand-cube").dim == 6, "each once; the other way round is another one"
+    assert places(NAMES) == ["hand", "cube"]
+
+
+@pytest.mark.parametrize("name", ["cube-tool", "lid-hand", "cube-grip", "-hand"])
+def test_a_place_that_the_state_lacks_is_named(name: str):
+    with pytest.raises(SpecError, match=rf"policy\.state: '{name}' is the difference .* places are: hand, cube\."):
+        reading("grip", name)
