@@ -14,7 +14,8 @@ from fnmatch import fnmatchcase
 from robopolicy.core.errors import ConfigError
 from robopolicy.policies.state_reading import places
 
-FAST, SLOW = 1_000, 200  # env steps per second with the base acting: above, below
+FAST = 1_000  # env steps per second with the base acting
+SLOW_STEPS = 100_000  # env steps in an env that is not fast
 LOWEST, GOOD = 0.02, 0.98  # success of a base with next to nothing to build on, and with next to nothing left to gain
 _DIFFERENCE = re.compile(r"(.+)_(?:to|in)_(.+)_[^_]+")  # hand_to_object_x
 _TOOL = re.compile(r"(?:^|_)(?:hand|tool|tcp|eef|ee|gripper|end_effector|fingertip)(?:$|_)")
@@ -45,9 +46,8 @@ class BaseFacts:
 
 
 KEYS = frozenset({
-    "algo", "num_envs", "policy.pictures", "policy.state", "algo.exploration_std", "algo.warmup_std",
-    "algo.penalty_steps", "algo.penalty_final", "loop.total_steps", "loop.stop_success", "loop.demo_fraction",
-    "loop.warmup_steps", "loop.updates_per_step", "loop.replay.n_step",
+    "algo", "num_envs", "policy.pictures", "policy.state", "algo.penalty_steps", "loop.total_steps",
+    "loop.stop_success", "loop.demo_fraction", "loop.warmup_steps", "loop.updates_per_step", "loop.replay.n_step",
 })  # fmt: skip  # that rules may set
 
 
@@ -115,19 +115,14 @@ def _advice(facts: BaseFacts) -> list[Choice]:
 
 def _of_slow_env(facts: BaseFacts, speed: str, env_steps: int | None) -> list[Choice]:
     """Few env steps: more updates for each, longer returns, and a state in which places do not name the episode."""
-    slow = facts.steps_per_second < SLOW
-    envs, updates, warmup = (4, 1, 3_000) if slow else (8, 0.5, 5_000)
-    steps = env_steps or (40_000 if slow else 50_000)
-    found = [
-        Choice((f"loop.total_steps={steps}", f"num_envs={envs}", f"loop.warmup_steps={warmup}",
-                f"loop.updates_per_step={updates}"), f"a slow env ({speed}): more updates for each env step"),
-        Choice(("algo.exploration_std=0.1", "algo.warmup_std=0.15", f"algo.penalty_steps={steps // 5}",
-                "algo.penalty_final=0.03"), "a short budget: the residual is let out in a fifth of it"),
-    ]  # fmt: skip
+    steps = env_steps or SLOW_STEPS
+    words = (f"loop.total_steps={steps}", "num_envs=8", "loop.updates_per_step=0.5")
+    found = [Choice(words, f"a slow env ({speed}): more updates for each env step")]
+    if steps < SLOW_STEPS:  # the preset's schedule in proportion
+        words = (f"loop.warmup_steps={6 * steps // 100}", f"algo.penalty_steps={24 * steps // 100}")
+        found.append(Choice(words, "a small budget: the residual is let out in a quarter of it"))
     if facts.success_steps > 100:
         found.append(Choice(("loop.replay.n_step=10",), f"a success takes {facts.success_steps:.0f} steps"))
-    if facts.demonstrations:
-        found.append(Choice(("loop.demo_fraction=0.25",), "few episodes: a quarter of each batch is demonstrations"))
     if kept := relative_elements(facts.elements, facts.absent):
         found.append(Choice((f"policy.state=[{','.join(kept)}]",),
                             "differences in place of absolute places, which name the episode"))  # fmt: skip
