@@ -14,6 +14,7 @@ from pathlib import Path
 
 from robopolicy.doctor.fixes import ROOT, apt_install, in_checkout, pip_install, setup_fix
 from robopolicy.doctor.probes import ProbeError, probe
+from robopolicy.utils.memory import container_limit, free_memory
 from robopolicy.utils.suite_packages import installed
 
 GIB = 2**30
@@ -178,24 +179,12 @@ def check_disk(path: Path | None = None) -> Check:
     return Check("Disk", free >= GOOD_DISK, detail, fix, required=free < MIN_DISK)
 
 
-def cgroup_memory() -> float:
-    """Return the memory that a container may use, in GiB; infinite without a limit."""
-    for name in ("memory.max", "memory/memory.limit_in_bytes"):
-        try:
-            limit = (Path("/sys/fs/cgroup") / name).read_text().strip()
-        except OSError:
-            continue
-        if limit.isdigit():
-            return int(limit) / GIB
-    return float("inf")
-
-
 def check_memory() -> Check:
     import psutil
 
     memory = psutil.virtual_memory()
-    total = min(memory.total / GIB, cgroup_memory())
-    free = min(memory.available / GIB, total)
+    total = min(memory.total, container_limit()) / GIB
+    free = min(free_memory() / GIB, total)
     cores = len(os.sched_getaffinity(0))
     detail = f"{cores} core{'s' if cores > 1 else ''}, {free:.1f} of {total:.1f} GiB available"
     if free < MIN_MEMORY:

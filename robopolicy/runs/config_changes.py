@@ -19,6 +19,22 @@ _MAY_GROW = (
 _FREE = ("tracker.", "run_dir", "threads", "rank_timeout", "keep_checkpoints", "incomplete", "loop.log_every")
 
 
+def with_choices(config: Mapping[str, Any], before: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Return `config` with the number of windows that a run has, where `config` leaves it open.
+
+    A training replaces `loop.batch_size: null` in the run's config, see training.batch_size.with_batch_size.
+
+    Args:
+        before: config of the run; None: there is none yet.
+    """
+    loop, own = config.get("loop"), (before or {}).get("loop")
+    if not isinstance(loop, Mapping) or not isinstance(own, Mapping):
+        return dict(config)
+    if "batch_size" not in loop or loop["batch_size"] is not None:
+        return dict(config)
+    return {**config, "loop": {**loop, "batch_size": own.get("batch_size")}}
+
+
 def compared_keys(config: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the keys that are compared: without rounds, those of `coevolve` have no effect."""
     return config if config.get("rounds") else {k: v for k, v in config.items() if k not in ("rounds", "coevolve")}

@@ -23,7 +23,7 @@ from robopolicy.core.errors import ConfigError
 from robopolicy.core.trees import flatten
 from robopolicy.core.untrusted import WANDB, check_links, checked, read_yaml
 from robopolicy.datasets.metadata import recorded
-from robopolicy.runs.config_changes import compared_keys, default_of, may_change, schedule_keys, shown
+from robopolicy.runs.config_changes import compared_keys, default_of, may_change, schedule_keys, shown, with_choices
 from robopolicy.runs.inputs import INPUTS, same_input, write_inputs
 from robopolicy.utils.atomic import write_atomically
 from robopolicy.utils.provenance import write_provenance
@@ -96,6 +96,7 @@ def open_run(
     check_links(run_dir, apart=WANDB, where=f"run_dir={run_dir}", error=ConfigError)
     with claimed(run_dir, "run_dir"):
         if begun(run_dir):
+            config = with_choices(config, read_config(run_dir))
             check_same(run_dir, config)
         else:
             _forget(run_dir)
@@ -173,6 +174,7 @@ def check_same(run_dir: Path, config: Mapping[str, Any]) -> None:
         if has_checkpoint(run_dir):
             raise ConfigError(f"run_dir={run_dir}: holds checkpoints but no {CONFIG}; give a new run_dir")
         return
+    config = with_choices(config, before)
     old, new = flatten(compared_keys(before)), flatten(compared_keys(config))
     for a, b, config_of_b in ((old, new, config), (new, old, before)):  # options that only one version writes
         a |= {k: b[k] for k in b.keys() - a.keys() if b[k] is not None and b[k] == default_of(config_of_b, k)}

@@ -17,6 +17,7 @@ import pydantic
 
 from robopolicy.core.errors import ConfigError
 from robopolicy.core.untrusted import checked, read_json
+from robopolicy.runs.config_changes import with_choices
 from robopolicy.runs.inputs import changed_inputs
 from robopolicy.runs.run_dir import check_same, read_config
 from robopolicy.utils.atomic import write_atomically
@@ -72,7 +73,7 @@ class StageRecords:
         record, run = self[name], self.folder / name
         if begun := read_config(run) if run.is_dir() else None:
             self._check(name, config)
-        todo = not record.done or (begun or {}).get("loop") != config.get("loop")
+        todo = not record.done or (begun or {}).get("loop") != with_choices(config, begun).get("loop")
         if todo and record.done:  # its run holds the longer loop as soon as it goes on, and may be interrupted then
             record.done, record.note = False, ""
             self.save()

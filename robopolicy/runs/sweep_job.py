@@ -12,6 +12,7 @@ import pydantic
 
 from robopolicy.core.errors import ConfigError
 from robopolicy.core.untrusted import Strict, checked, parse_json, read_json, read_text
+from robopolicy.runs.config_changes import with_choices
 from robopolicy.runs.run_dir import read_config
 from robopolicy.utils.atomic import write_atomically
 
@@ -58,7 +59,7 @@ def is_finished(run_dir: Path, config: dict[str, Any]) -> bool:
     job = read_job(run_dir)
     if job is None or job.state != "finished" or (before := read_config(run_dir)) is None:
         return False
-    return {**before, **_FREE} == {**config, **_FREE}
+    return {**before, **_FREE} == {**with_choices(config, before), **_FREE}
 
 
 def run_names(jobs: Sequence[dict[str, str]]) -> list[str]:

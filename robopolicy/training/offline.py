@@ -16,7 +16,7 @@ from robopolicy.datasets.batches import Batches
 from robopolicy.datasets.episodes import Episodes
 from robopolicy.policies.base import Policy
 from robopolicy.runs.log_window import LogWindow, interval
-from robopolicy.training.batch_size import Estimate, chosen_batch_size
+from robopolicy.training.batch_size import USUAL, Estimate, advice
 from robopolicy.training.contract import check_algorithm
 
 
@@ -46,8 +46,7 @@ def offline(
     Args:
         evaluate: called with `algo.policy` and step every `evaluate_every` steps; its numbers are logged under `eval/`.
         steps: number of updates.
-        batch_size: windows of an update; None: as many as the machine has memory for, see chosen_batch_size. A resumed
-            run keeps its own number.
+        batch_size: windows of an update; None: 256; `train` chooses it before, see with_batch_size.
         log_every: updates between log entries; None: a twentieth of `steps`, at most 100.
         save_every: updates between checkpoints. evaluate_every: updates between evaluations; 0: none.
         rollouts: datasets of a policy's own episodes, {name: path}; those that succeeded are learned from too.
@@ -57,27 +56,24 @@ def offline(
         Means over the last log interval, `steps`, and `wall_s`, seconds in this process.
 
     Raises:
-        ConfigError: see chosen_batch_size. SpecError, DataError: see with_successes.
+        SpecError, DataError: see with_successes.
     """
     check_algorithm(algo, Algorithm, "offline")
     began = time.perf_counter()
     policy, device = algo.policy, next(algo.policy.parameters()).device
     if rollouts:
         episodes = with_successes(episodes, rollouts, policy, held_out)
-    step, best, window = 0, -1.0, LogWindow(log_every or interval(steps, most=100))  # best: success rate
-    state = checkpointer.latest()
-    if state is not None:
-        with refusing("checkpoint: state.json"):
-            step, best, batch_size = int(state["step"]), float(state["best"]), int(state["batch_size"])
-            window.load_state_dict(state)
-            algo.load_state_dict(state["algo"])
-    else:
-        batch_size = chosen_batch_size(batch_size, getattr(algo, "model", policy), episodes, device)
     batches = Batches(
-        episodes, policy.spec, batch_size=batch_size, seed=seed, device=device,
+        episodes, policy.spec, batch_size=batch_size or USUAL, seed=seed, device=device,
         precompute_features=policy.precompute_features, shared=True,
     )  # fmt: skip
-    estimate = Estimate(steps - step, "Fewer loop.steps, a smaller loop.batch_size, smaller pictures or a GPU help.")
+    step, best, window = 0, -1.0, LogWindow(log_every or interval(steps, most=100))  # best: success rate
+    if (state := checkpointer.latest()) is not None:
+        with refusing("checkpoint: state.json"):
+            step, best = int(state["step"]), float(state["best"])
+            window.load_state_dict(state)
+            algo.load_state_dict(state["algo"])
+    estimate = Estimate(steps - step, advice=advice(policy, device))
     with tracker.progress(steps, "offline") as progress:
         progress.update(step)
         while step < steps:
@@ -93,7 +89,6 @@ def offline(
                 tracker.log({f"eval/{name}": value for name, value in result.items()}, step)
                 best, better = max(best, result["success_rate"]), result["success_rate"] >= best
             if (save_every and step % save_every == 0) or step == steps or better or checkpointer.requested:
-                state = {"step": step, "algo": algo.state_dict(), "best": best, "batch_size": batch_size}
-                state |= window.state_dict()
+                state = {"step": step, "algo": algo.state_dict(), "best": best, **window.state_dict()}
                 checkpointer.save(step, policy=algo.policy, state=state, best=better)
     return {**window.means, "steps": step, "wall_s": time.perf_counter() - began}

@@ -119,8 +119,8 @@ def _of_slow_env(facts: BaseFacts, speed: str, env_steps: int | None) -> list[Ch
     words = (f"loop.total_steps={steps}", "num_envs=8", "loop.updates_per_step=0.5")
     found = [Choice(words, f"a slow env ({speed}): more updates for each env step")]
     if steps < SLOW_STEPS:  # the preset's schedule in proportion
-        words = (f"loop.warmup_steps={6 * steps // 100}", f"algo.penalty_steps={24 * steps // 100}")
-        found.append(Choice(words, "a small budget: the residual is let out in a quarter of it"))
+        schedule = (f"loop.warmup_steps={6 * steps // 100}", f"algo.penalty_steps={24 * steps // 100}")
+        found.append(Choice(schedule, "a small budget: the residual is let out in a quarter of it"))
     if facts.success_steps > 100:
         found.append(Choice(("loop.replay.n_step=10",), f"a success takes {facts.success_steps:.0f} steps"))
     if kept := relative_elements(facts.elements, facts.absent):

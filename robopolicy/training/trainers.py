@@ -13,6 +13,7 @@ from robopolicy.policies.base import Policy
 from robopolicy.runs.checkpointer import Checkpointer
 from robopolicy.runs.logger import Axis, Tracker
 from robopolicy.runs.run_dir import read_config
+from robopolicy.training.batch_size import with_batch_size
 from robopolicy.training.builders import (
     build_algorithm,
     build_env,
@@ -46,6 +47,7 @@ def train_imitation(config: TrainConfig, checkpointer: Checkpointer) -> Metrics:
     episodes = required(config, load_demonstrations(config, base))
     policy = build_policy_for(config, env=env, base=base, demonstrations=episodes, resumed=resumed)
     algo = build_algorithm(config, policy, demonstrations=episodes, teacher=teacher)
+    config = with_batch_size(config, policy, episodes, resumed=resumed is not None)
     validation = build_evaluation(config)
     return run_loop(
         config, checkpointer, policy=policy, validation=validation, evaluate=validation, algo=algo, episodes=episodes

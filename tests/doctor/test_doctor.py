@@ -211,7 +211,7 @@ def test_disk(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, free: float, stat
 
 
 def test_memory_minds_the_container(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine, "cgroup_memory", lambda: 1.0)
+    monkeypatch.setattr(machine, "container_limit", lambda: machine.GIB)
     check = machine.check_memory()
     assert check.state == "optional"
     assert "of 1.0 GiB" in check.detail

@@ -36,6 +36,16 @@ def test_a_stage_is_done_once_and_again_where_its_run_is_gone(tmp_path: Path) ->
     assert run(tmp_path, {"lr": 2, "loop": {"steps": 3}})
 
 
+def test_a_number_that_the_training_chose_leaves_its_stage_done(tmp_path: Path) -> None:
+    open_one: dict[str, object] = {"loop": {"steps": 3, "batch_size": None}}
+    assert run(tmp_path, open_one)
+    (tmp_path / "a" / "config.yaml").write_text("loop: {steps: 3, batch_size: 64}\n")
+    assert not run(tmp_path, open_one)
+    assert run(tmp_path, {"loop": {"steps": 4, "batch_size": None}})
+    with pytest.raises(ConfigError, match=r"loop\.batch_size: was 64, now 32"):
+        run(tmp_path, {"loop": {"steps": 4, "batch_size": 32}})
+
+
 def test_a_stage_that_failed_is_to_do_and_keeps_its_time(tmp_path: Path) -> None:
     records = StageRecords(tmp_path)
     (tmp_path / "a").mkdir()

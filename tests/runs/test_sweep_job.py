@@ -44,6 +44,16 @@ def test_a_run_is_finished_with_its_own_config_alone(tmp_path: Path, change: dic
     assert is_finished(tmp_path, {**config, **change}) is finished
 
 
+@pytest.mark.parametrize(("asked", "finished"), [(None, True), (64, True), (32, False)])
+def test_a_number_that_the_training_chose_leaves_a_run_finished(
+    tmp_path: Path, asked: int | None, finished: bool
+) -> None:
+    (tmp_path / CONFIG).write_text(dump({"run_dir": str(tmp_path), "loop": {"batch_size": 64}, "tracker": None}))
+    JobState(values={"seed": "0"}, state="finished").save(tmp_path)
+    config: dict[str, Any] = {"run_dir": str(tmp_path), "loop": {"batch_size": asked}, "tracker": None}
+    assert is_finished(tmp_path, config) is finished
+
+
 @pytest.mark.parametrize("data", ["[]", '{"state": "finished"}', '{"values": {"a": 1}, "state": "finished"}', "{"])
 def test_a_damaged_state_is_named(tmp_path: Path, data: str) -> None:
     (tmp_path / JOB).write_text(data)
