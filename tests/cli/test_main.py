@@ -20,7 +20,7 @@ def test_mistakes_of_a_command_line_are_listed_together(capsys: pytest.CaptureFi
     assert said.startswith("error: 4 problems in the configuration:\n")
     for sentence in (
         "loop.stepss: unknown key; robopolicy.training.offline.offline does not take it. Did you mean 'steps'",
-        "loop.batch_size: expected int ≥ 1, found 0",
+        "loop.batch_size: expected int ≥ 1 | null, found 0 (int)",
         "algo.lr: expected float > 0, found 'abc' (str)",
         "seed: expected int, found 'abc' (str)",
     ):

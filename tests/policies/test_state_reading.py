@@ -54,3 +54,12 @@ def test_a_difference_has_the_axes_that_both_places_have():
 def test_a_place_that_the_state_lacks_is_named(name: str):
     with pytest.raises(SpecError, match=rf"policy\.state: '{name}' is the difference .* places are: hand, cube\."):
         reading("grip", name)
+
+
+def test_statistics_of_differences_are_saved_and_a_reading_without_any_has_nothing_to_save():
+    fitted, again = reading("cube-hand"), reading("cube-hand")
+    fitted.fit(None, torch.full((len(NAMES),), 2.0))
+    again.load_state_dict(fitted.state_dict())
+    state = torch.randn(3, len(NAMES))
+    assert torch.equal(again(state, state), fitted(state, state))
+    assert not reading("grip").state_dict(), "checkpoints from before differences load"

@@ -101,7 +101,7 @@ def test_a_residual_comes_back_reading_what_it_read_and_its_base_reading_everyth
     policy = residual(state=[names[1], names[0]])
     save_policy(policy, tmp_path / "p")
     loaded = load_policy(tmp_path / "p", env=PointEnv(1).spec)
-    assert loaded.columns.tolist() == [1, 0] and torch.equal(act(policy), act(loaded))
+    assert loaded.reading.columns.tolist() == [1, 0] and torch.equal(act(policy), act(loaded))
     assert loaded.base is not None and torch.equal(act(loaded.base), act(gaussian(1)))
 
 
