@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -72,12 +72,8 @@ class ChunkLearner:
         expectile: Fraction | None = None,
         seed: int = 0,
     ) -> None:
-        if not isinstance(policy, ChunkDenoiser) or not policy.finetuned_steps:
-            raise SpecError(
-                "policy: expected a diffusion, flow or VLA policy with a fine-tuned copy, found "
-                f"{type(policy).__name__}{' without one' if isinstance(policy, ChunkDenoiser) else ''}. "
-                "Make it by policy=finetuned from a base of these kinds."
-            )
+        self.check_policy(policy)
+        policy = cast(ChunkDenoiser, policy)  # or what a subclass checks for
         self.policy, self.device = policy, policy.times.device
         action, self.played = policy.spec.action, policy.spec.n_action_steps
         self.critic = critic(policy.cond_dim + self.played * action.dim).to(self.device)
@@ -104,6 +100,16 @@ class ChunkLearner:
             self.value = ExpectileValue(critic(policy.cond_dim).to(self.device), expectile=expectile, lr=critic_lr)
         self.checks = ChunkChecks(policy)
         self.updates = 0
+
+    @staticmethod
+    def check_policy(policy: Policy) -> None:
+        """Raise SpecError unless `policy` is of the kind that learns here."""
+        if not isinstance(policy, ChunkDenoiser) or not policy.finetuned_steps:
+            raise SpecError(
+                "policy: expected a diffusion, flow or VLA policy with a fine-tuned copy, found "
+                f"{type(policy).__name__}{' without one' if isinstance(policy, ChunkDenoiser) else ''}. "
+                "Make it by policy=finetuned from a base of these kinds."
+            )
 
     @staticmethod
     def own_copy(policy: ChunkDenoiser) -> ChunkDenoiser:

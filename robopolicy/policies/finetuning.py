@@ -46,7 +46,7 @@ def finetuned(
         if lora_rank:
             raise ConfigError(f"policy.lora_rank={lora_rank}: a {type(base).__name__} is fine-tuned whole. Set it to 0")
         return copy.deepcopy(base)
-    base = _chain_of(base)
+    base = chain_of(base)
     if expert is not None and not isinstance(base, LeRobotFlow):
         raise ConfigError(
             f"policy.expert: says how a VLA of LeRobot keeps its weights; the base is a {type(base).__name__}. "
@@ -86,7 +86,7 @@ def resampled(base: Policy, sampling: dict[str, Any], key: str = "sampling") -> 
             is fine-tuned.
     """
     try:
-        base = _chain_of(base)
+        base = chain_of(base)
     except SpecError as error:
         raise SpecError(
             f"{key}: only a diffusion or flow policy of which we can run the chain is sampled from in another way "
@@ -109,7 +109,7 @@ def check_sampling(sampling: dict[str, Any], key: str, kind: type[ChunkDenoiser]
         raise ConfigError(f"{key}: {strange} change more than {whose}; known: {sorted(known)}. Leave the others away.")
 
 
-def _chain_of(policy: Policy) -> ChunkDenoiser:
+def chain_of(policy: Policy) -> ChunkDenoiser:
     policy = opened(policy) if isinstance(policy, LeRobotPolicy) else policy
     if not isinstance(policy, ChunkDenoiser):
         raise SpecError(f"base: a diffusion or flow policy has a chain to fine-tune, {type(policy).__name__} has not")
