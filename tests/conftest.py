@@ -1,5 +1,16 @@
 from __future__ import annotations
 
+import contextlib
+import fcntl
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -15,3 +26,31 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     Then the longest tests, so that no worker is left alone with them.
     """
     items.sort(key=lambda item: (not item.nodeid.endswith(COMPILES), item.path.name != "test_docs.py"))
+
+
+@pytest.fixture(scope="session")
+def warm_python() -> Iterator[list[str]]:
+    """The words of a command that stand for `python`, with the large packages imported already (warm_process.py).
+
+    All workers of a run share one such process. It ends with the last of them.
+    """
+    program = Path(__file__).with_name("warm_process.py")
+    name = f"robopolicy-{os.environ.get('PYTEST_XDIST_TESTRUNUID', os.getpid())}"
+    door = Path(tempfile.gettempdir()) / f"{name}.socket"
+    with socket.socket(socket.AF_UNIX) as line, door.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not door.exists():
+            environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
+            environment["JE_ARROW_MALLOC_CONF"] = "background_thread:false"  # a process with threads should not fork
+            process = subprocess.Popen([sys.executable, "-P", program, "serve", door], env=environment, cwd="/",
+                                       start_new_session=True, stdin=subprocess.DEVNULL)  # fmt: skip
+            while not door.exists():
+                assert process.poll() is None, "the warm process has ended"
+                time.sleep(0.05)
+        fcntl.flock(lock, fcntl.LOCK_UN)
+        line.connect(str(door))
+        line.sendall(b"h")
+        yield [sys.executable, "-I", "-S", str(program), "ask", str(door)]
+    for file in (door, door.with_suffix(".lock")):
+        with contextlib.suppress(FileNotFoundError):
+            file.unlink()

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import shlex
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -20,9 +20,6 @@ ROOT = Path(__file__).parents[1]
 PAGES = [*sorted((ROOT / "docs" / "bring_your_own").glob("*.md")), ROOT / "docs" / "lerobot.md"]
 COMMANDS = {"robopolicy": "robopolicy.cli.main", "lerobot-train": "lerobot.scripts.lerobot_train",
             "lerobot-eval": "lerobot.scripts.lerobot_eval"}  # fmt: skip
-PRELUDE = "set -e\n" + "".join(  # not installed in a checkout
-    f'{name}() {{ "{sys.executable}" -m {module} "$@"; }}\n' for name, module in COMMANDS.items()
-)
 
 
 def test_there_are_pages() -> None:
@@ -38,7 +35,7 @@ def test_the_page_shows_the_example(name: str) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.stem)
-def test_page_runs(page: Path, tmp_path: Path) -> None:
+def test_page_runs(page: Path, tmp_path: Path, warm_python: list[str]) -> None:
     if page.stem == "lerobot" and importlib.util.find_spec("accelerate") is None:
         pytest.skip("lerobot-train needs accelerate: lerobot[training]")
     env = {
@@ -47,6 +44,8 @@ def test_page_runs(page: Path, tmp_path: Path) -> None:
         "OMP_NUM_THREADS": "1",
         "WANDB_MODE": "disabled",
     }
+    python = shlex.join(warm_python)
+    prelude = "set -e\n" + "".join(f'{name}() {{ {python} -m {module} "$@"; }}\n' for name, module in COMMANDS.items())
     ran = 0
     for kind, code in programs(page.read_text()):
         if kind not in ("python", "bash"):
@@ -54,8 +53,8 @@ def test_page_runs(page: Path, tmp_path: Path) -> None:
             (tmp_path / kind).write_text(code)
             continue
         program = tmp_path / f"{page.stem}_md"
-        program.write_text(code if kind == "python" else PRELUDE + code)
-        command = [sys.executable if kind == "python" else "bash", str(program)]
+        program.write_text(code if kind == "python" else prelude + code)
+        command = [*(warm_python if kind == "python" else ["bash"]), str(program)]
         done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=400, check=False)
         assert done.returncode == 0, f"{page.name} (python: lines are the page's):\n{code}\n{done.stderr[-4000:]}"
         ran += 1
