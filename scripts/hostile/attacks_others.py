@@ -155,8 +155,8 @@ def flood_foreign(c: Client, rng: np.random.Generator) -> None:
 def dry_run(*, raises: bool) -> Attack:
     def run(c: Client, rng: np.random.Generator) -> None:
         with c.forbidden("a dry run", after=0.0):
-            c.call("activate")
-            time.sleep(0.8)
+            c.run_dry()
+            time.sleep(0.5)
             if raises:
                 os.kill(c.pid, signal.SIGUSR1)
                 time.sleep(1.5)

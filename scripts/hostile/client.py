@@ -229,6 +229,16 @@ class Client(Node):
         if not self.begin(6):
             raise TimeoutError(f"the arm does not begin to move: {self.report}")
 
+    def run_dry(self) -> None:
+        """Into RUN of a dry run, in which nothing moves; a busy machine's signs may be too old at first."""
+        for _ in range(6):
+            if self.call("reset" if self.report.get("state") == "active" else "activate").ok and self.until(
+                lambda: self.report.get("mode") == "RUN", 2.0
+            ):
+                return
+            time.sleep(0.3)
+        raise TimeoutError(f"the dry run does not begin: {self.report}")
+
     def begin(self, tries: int = 8) -> bool:
         """Into motion, from whatever state, configured again if need be; returns whether it worked."""
         for number in range(tries):
