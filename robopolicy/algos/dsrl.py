@@ -57,7 +57,7 @@ class DSRL(ChunkLearner):
         confidence: NonNegative = 1.0,
         anchor: NonNegative = 1.0,
         anchor_final: Positive = 0.01,
-        anchor_steps: Natural = 10_000,
+        anchor_steps: Natural = 20_000,
         critic_lr: Positive = 1e-3,
         actor_lr: Positive = 3e-4,
         **options: Any,
