@@ -29,7 +29,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(scope="session")
-def warm_python() -> Iterator[list[str]]:
+def warm_python(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[str]]:
     """The words of a command that stand for `python`, with the large packages imported already (warm_process.py).
 
     All workers of a run share one such process. It ends with the last of them.
@@ -42,6 +42,7 @@ def warm_python() -> Iterator[list[str]]:
         if not door.exists():
             environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
             environment["JE_ARROW_MALLOC_CONF"] = "background_thread:false"  # a process with threads should not fork
+            environment["HF_LEROBOT_HOME"] = str(tmp_path_factory.mktemp("lerobot"))  # LeRobot reads it when imported
             process = subprocess.Popen([sys.executable, "-P", program, "serve", door], env=environment, cwd="/",
                                        start_new_session=True, stdin=subprocess.DEVNULL)  # fmt: skip
             while not door.exists():

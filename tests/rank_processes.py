@@ -11,7 +11,9 @@ from typing import Any
 from robopolicy.utils import ranks
 
 _CONTEXT = multiprocessing.get_context("forkserver")
-_PRELOADED = ("torch", "robopolicy.training.train", "robopolicy.config.compose", "robopolicy.sim.env")
+_PRELOADED = ("torch", "lerobot.datasets.lerobot_dataset", "robopolicy.training.train", "robopolicy.config.compose",
+              "robopolicy.sim.env")  # fmt: skip
+os.environ.setdefault("JE_ARROW_MALLOC_CONF", "background_thread:false")  # a process with threads should not fork
 _CONTEXT.set_forkserver_preload([*_PRELOADED])
 
 

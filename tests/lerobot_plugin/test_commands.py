@@ -6,7 +6,6 @@ import importlib.util
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -36,14 +35,11 @@ SMALL = {
 }
 
 
-def run(module: str, *arguments: str, cwd: Path) -> str:
+def run(python: list[str], module: str, *arguments: str, cwd: Path) -> str:
     """The output of one of LeRobot's commands, offline."""
-    environment = {
-        **os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1",
-        "HF_LEROBOT_HOME": str(cwd / "home"),
-    }  # fmt: skip
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
     done = subprocess.run(
-        [sys.executable, "-m", f"lerobot.scripts.{module}", *arguments], cwd=cwd, env=environment, text=True,
+        [*python, "-m", f"lerobot.scripts.{module}", *arguments], cwd=cwd, env=environment, text=True,
         capture_output=True, timeout=280,
     )  # fmt: skip
     assert done.returncode == 0, f"{done.stdout[-2000:]}\n{done.stderr[-3000:]}"
@@ -73,10 +69,12 @@ def refined(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.slow
-def test_lerobot_eval_runs_our_policy_on_our_task_as_we_do(refined: Path, tmp_path: Path) -> None:
+def test_lerobot_eval_runs_our_policy_on_our_task_as_we_do(
+    refined: Path, tmp_path: Path, warm_python: list[str]
+) -> None:
     """Returns of a dense reward, episode by episode: same starts, histories, chunks and residual."""
     run(
-        "lerobot_eval", f"--policy.path={refined}", "--policy.device=cpu", *OURS, "--env.task=reach",
+        warm_python, "lerobot_eval", f"--policy.path={refined}", "--policy.device=cpu", *OURS, "--env.task=reach",
         '--env.options={"reward": "dense", "horizon": 20}', "--eval.n_episodes=3", "--eval.batch_size=2",
         "--seed=1000", f"--output_dir={tmp_path / 'out'}", cwd=tmp_path,
     )  # fmt: skip
@@ -91,7 +89,7 @@ def test_lerobot_eval_runs_our_policy_on_our_task_as_we_do(refined: Path, tmp_pa
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", SMALL)
-def test_lerobot_train_on_our_dataset_and_task(kind: str, tmp_path: Path) -> None:
+def test_lerobot_train_on_our_dataset_and_task(kind: str, tmp_path: Path, warm_python: list[str]) -> None:
     """A stock policy on our demonstrations, evaluated by LeRobot on our task as it trains; then it runs here."""
     if importlib.util.find_spec("accelerate") is None:
         pytest.skip("lerobot-train needs accelerate: lerobot[training]")
@@ -99,7 +97,7 @@ def test_lerobot_train_on_our_dataset_and_task(kind: str, tmp_path: Path) -> Non
     record_demos(env=env, expert=sim.make_expert(env), episodes=2, out=tmp_path / "data")
     options = [f"--policy.{option}" for option in SMALL[kind].split()]
     run(
-        "lerobot_train", "--dataset.repo_id=local/reach", f"--dataset.root={tmp_path / 'data'}",
+        warm_python, "lerobot_train", "--dataset.repo_id=local/reach", f"--dataset.root={tmp_path / 'data'}",
         f"--policy.type={kind}", *options, "--policy.device=cpu", "--policy.push_to_hub=false", "--steps=2",
         "--batch_size=4", "--num_workers=0", "--prefetch_factor=null", "--persistent_workers=false",
         f"--output_dir={tmp_path / 'out'}", *OURS, "--env.task=reach", '--env.options={"horizon": 5}',
