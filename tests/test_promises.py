@@ -14,6 +14,7 @@ from scripts import promise_check, promise_list, promises
 from scripts.promise_list import Promise, collect, kind_of, words
 
 PROMISES = collect()
+pytestmark = pytest.mark.xdist_group("promises")  # what was composed once is composed
 ELSEWHERE = ("which is not installed", "found 'cuda'")  # needs a suite or a GPU that this machine may lack
 
 

@@ -70,15 +70,24 @@ class StackCube(CubeExpert):
 class PushCube(CubeExpert):
     """Go behind the cube with closed fingers, and push it along x."""
 
+    side = -1.0  # of the cube on which the fingers go down
+
     def target(self, f: dict[str, Tensor]) -> Target:
         tcp, cube, goal = f["tool"], f["object"], f["goal"]
-        behind = cube[:, 0] - HALF - 0.06
-        ready = (tcp[:, 0] < cube[:, 0] - HALF) & ((tcp - cube)[:, 1].abs() < 0.012) & (tcp[:, 2] < 0.05)
-        low = (tcp[:, 0] < behind + 0.03) & ((tcp - cube)[:, 1].abs() < 0.05)
+        behind = cube[:, 0] + self.side * (HALF + 0.06)
+        beyond = self.side * (tcp[:, 0] - cube[:, 0])
+        ready = (beyond > HALF) & ((tcp - cube)[:, 1].abs() < 0.012) & (tcp[:, 2] < 0.05)
+        low = (beyond > HALF + 0.03) & ((tcp - cube)[:, 1].abs() < 0.05)
         where = torch.stack([behind, cube[:, 1], torch.where(low, HALF, 0.1)], dim=1)
         push = torch.stack([goal[:, 0], cube[:, 1], torch.full_like(behind, HALF)], dim=1)
         where = torch.where(ready[:, None], push, where)
         return where, face_to(f["quat"], 0.0), torch.full_like(behind, CLOSED)
+
+
+class PullCube(PushCube):
+    """The same from the far side."""
+
+    side = 1.0
 
 
 class PegInsertion(ToolExpert):
@@ -127,6 +136,7 @@ class PegInsertion(ToolExpert):
 EXPERTS: dict[str, type[ToolExpert]] = {
     "PickCube-v1": PickCube,
     "PushCube-v1": PushCube,
+    "PullCube-v1": PullCube,
     "StackCube-v1": StackCube,
     "PegInsertionSide-v1": PegInsertion,
 }

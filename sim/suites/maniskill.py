@@ -31,6 +31,7 @@ from robopolicy.sim.suites.vector_env import FarmOptions, vector_env
 TASKS = {  # with an expert of ours
     "PickCube-v1": "pick the red cube and hold it at the goal",
     "PushCube-v1": "push the cube into the circle",
+    "PullCube-v1": "pull the cube into the circle",
     "StackCube-v1": "stack the red cube on the green one and let go",
     PEG: "put the orange end of the peg into the hole",
 }

@@ -20,6 +20,7 @@ _PANDAS = ("panda", "panda_wristcam")  # whose control modes are described in ro
 _LAYOUTS = {  # what our experts read, behind the arm's positions and speeds
     "PickCube-v1": {"held": 1, "tcp": 7, "goal": 3, "cube": 7, "to_cube": 3, "to_goal": 3},
     "PushCube-v1": {"tcp": 7, "goal": 3, "cube": 7},
+    "PullCube-v1": {"tcp": 7, "goal": 3, "cube": 7},
     "StackCube-v1": {"tcp": 7, "cube": 7, "base": 7, "to_cube": 3, "to_base": 3, "cube_to_base": 3},
     PEG: {"tcp": 7, "peg": 7, "half_size": 3, "hole": 7, "hole_radius": 1},
 }
