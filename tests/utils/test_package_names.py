@@ -16,13 +16,15 @@ def test_it_is_what_the_standard_library_says():
 def test_packages_declare_their_modules_or_list_their_files(tmp_path, monkeypatch):
     for name, files in {
         "declared": {"top_level.txt": "first second\n", "RECORD": "other/__init__.py,,\n"},
-        "listed": {"RECORD": 'a/b.py,,\n"c,d/e.py",,\nsix.py,,\n../../bin/tool,,\nx-1.dist-info/RECORD,,\ndata,,\n'},
+        "listed": {
+            "RECORD": 'a/b.py,,\n"c,d/e.py",,\nsix.py,,\n../../bin/tool,,\nx-1.dist-info/RECORD,,\ndata,,\nbin/lost,,\n'
+        },
     }.items():
         folder = tmp_path / f"{name}-1.0.dist-info"
         folder.mkdir()
         for file, text in {**files, "METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n"}.items():
             (folder / file).write_text(text)
-    for file in ("other/__init__.py", "a/b.py", "c,d/e.py", "six.py", "data"):  # the slow one leaves out what is lost
+    for file in ("other/__init__.py", "a/b.py", "c,d/e.py", "six.py", "data"):  # bin/lost is not there
         (tmp_path / file).parent.mkdir(exist_ok=True)
         (tmp_path / file).touch()
     monkeypatch.setattr(sys, "path", [str(tmp_path)])
