@@ -18,7 +18,7 @@ def packages_distributions() -> Mapping[str, list[str]]:
     """Return what `importlib.metadata.packages_distributions` returns; its order within a list may differ.
 
     The standard library makes a path object of every installed file, which takes 2 s where 45,000 are installed. Here
-    only the first part of a path is read from the table of files, and one file a module looked for: a tenth of the time.
+    only the first part of a path is read from the table of files, and one file a module is looked for, in 0.2 s.
     """
     found: dict[str, list[str]] = defaultdict(list)
     for package in importlib.metadata.distributions():
