@@ -18,6 +18,7 @@ import torch
 torch.set_num_threads(1)
 
 COMPILES = "test_robots.py::test_an_arm_that_hears_nothing_plays_the_certified_stop"
+LONGEST = ("test_docs.py", "test_promises.py", "test_install_size.py", "test_sweep_ray.py")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -25,7 +26,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
     Then the longest tests, so that no worker is left alone with them.
     """
-    items.sort(key=lambda item: (not item.nodeid.endswith(COMPILES), item.path.name != "test_docs.py"))
+    items.sort(key=lambda item: (not item.nodeid.endswith(COMPILES), item.path.name not in LONGEST))
 
 
 @pytest.fixture(scope="session")
