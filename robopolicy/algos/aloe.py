@@ -15,7 +15,7 @@ from torch import Tensor
 from robopolicy.algos.chunk_critic import ChunkLearner
 from robopolicy.buffers.chunk_replay_buffer import DEMONSTRATION, HUMAN, POLICY, REWIND, ChunkBatch
 from robopolicy.config.schema import Count, NonNegative, Positive
-from robopolicy.core.types import Metrics, Obs
+from robopolicy.core.types import Metrics
 from robopolicy.policies.base import SEEN, Policy
 
 
@@ -53,12 +53,6 @@ class ALOE(ChunkLearner):
         self.beta, self.weight_clip, self.samples, self.policy_delay = beta, weight_clip, samples, policy_delay
         weights = {POLICY: 0.0, HUMAN: human_weight, REWIND: 0.0, DEMONSTRATION: demo_weight}
         self.weights = torch.tensor([weights[driver] for driver in sorted(weights)], device=self.device)
-
-    @torch.no_grad()
-    def explore(self, obs: Obs, *, warmup: bool) -> Tensor:
-        """Return chunks [B H Da] of the policy in physical units; its own noise is the exploration."""
-        chunk = self.sample(obs[SEEN].to(self.device), 1)[:, 0]
-        return self.to_env(chunk, obs[SEEN].device)
 
     def update(self, batch: ChunkBatch, *, learned_steps: int | None) -> Metrics:
         """Take one critic step and, every `policy_delay`-th time, one policy step unless the update is critic-only."""

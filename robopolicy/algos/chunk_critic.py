@@ -19,7 +19,7 @@ from robopolicy.algos.expectile_value import ExpectileValue
 from robopolicy.buffers.chunk_replay_buffer import ChunkBatch
 from robopolicy.config.schema import Count, Fraction, Natural, NonNegative, Positive
 from robopolicy.core.errors import ConfigError, RobopolicyError, SpecError
-from robopolicy.core.types import Metrics
+from robopolicy.core.types import Metrics, Obs
 from robopolicy.networks.critics import CriticEnsemble
 from robopolicy.policies.base import SEEN, Policy
 from robopolicy.policies.denoising import ChunkDenoiser
@@ -125,6 +125,11 @@ class ChunkLearner:
         noise = torch.randn(shape, generator=self.generator).to(self.device)
         chunk = self.policy.sample(cond.repeat_interleave(count, dim=0), noise=noise)
         return chunk.clamp(self.low, self.high).unflatten(0, (len(cond), count))
+
+    @torch.no_grad()
+    def explore(self, obs: Obs, *, warmup: bool) -> Tensor:
+        """Return chunks [B H Da] of the policy in physical units; its own noise is the exploration."""
+        return self.to_env(self.sample(obs[SEEN].to(self.device), 1)[:, 0], obs[SEEN].device)
 
     def executed(self, batch: ChunkBatch) -> Tensor:
         """Return the executed chunks [B H Da], normalised, 0 past an episode's end."""

@@ -22,7 +22,7 @@ from robopolicy.algos.residual import fallen
 from robopolicy.buffers.chunk_replay_buffer import ChunkBatch
 from robopolicy.config.schema import Count, Natural, NonNegative, Positive
 from robopolicy.core.errors import SpecError
-from robopolicy.core.types import Metrics, Obs
+from robopolicy.core.types import Metrics
 from robopolicy.networks.critics import CriticEnsemble
 from robopolicy.policies.base import SEEN, Policy
 from robopolicy.policies.steered import SteeredPolicy
@@ -77,11 +77,6 @@ class DSRL(ChunkLearner):
                 f"policy: algo=dsrl steers a frozen chain, found {type(policy).__name__}. Make it by policy=steered "
                 "from a diffusion, flow or VLA base."
             )
-
-    @torch.no_grad()
-    def explore(self, obs: Obs, *, warmup: bool) -> Tensor:
-        """Return chunks [B H Da] of the policy in physical units; its own noise is the exploration."""
-        return self.to_env(self.sample(obs[SEEN].to(self.device), 1)[:, 0], obs[SEEN].device)
 
     def update(self, batch: ChunkBatch, *, learned_steps: int | None) -> Metrics:
         """Take one step of both critics and, every `policy_delay`-th time, one of the actor unless it is critic-only.

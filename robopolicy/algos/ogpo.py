@@ -24,7 +24,7 @@ from robopolicy.algos.residual import fallen
 from robopolicy.buffers.chunk_replay_buffer import DEMONSTRATION, REWIND, ChunkBatch
 from robopolicy.config.schema import Count, Fraction, Natural, NonNegative, Positive
 from robopolicy.core.errors import ConfigError
-from robopolicy.core.types import Metrics, Obs
+from robopolicy.core.types import Metrics
 from robopolicy.policies.base import SEEN, Policy
 from robopolicy.policies.denoising_chain import ChainNoise, FloorNoise
 
@@ -101,11 +101,6 @@ class OGPO(ChunkLearner):
         self.anchor, self.anchor_final, self.anchor_steps = anchor, anchor_final, anchor_steps
         self.draws, self.agreed = 0, 0.0  # since this process began; sum of the shares that counted
         self.size = 0.0  # running mean |advantage|, in units of Q
-
-    @torch.no_grad()
-    def explore(self, obs: Obs, *, warmup: bool) -> Tensor:
-        """Return chunks [B H Da] of the policy in physical units; its own noise is the exploration."""
-        return self.to_env(self.sample(obs[SEEN].to(self.device), 1)[:, 0], obs[SEEN].device)
 
     def update(self, batch: ChunkBatch, *, learned_steps: int | None) -> Metrics:
         """Take one critic step and, every `policy_delay`-th time, one draw's policy steps unless it is critic-only.
