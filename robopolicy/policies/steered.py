@@ -16,6 +16,7 @@ from robopolicy.policies.denoising import ChunkDenoiser
 from robopolicy.policies.diffusion import DiffusionPolicy
 from robopolicy.policies.factory import build_policy
 from robopolicy.policies.finetuning import chain_of, resampled
+from robopolicy.policies.lerobot.flow import LeRobotFlow
 from robopolicy.policies.normalizer import ACTION, Normalizer
 
 _MAX_LOG_STD = 2.0
@@ -130,7 +131,7 @@ def make_steered(
         sampling: changes of the base's sampler: `sampling_steps`. The chain is made deterministic in any case.
 
     Raises:
-        SpecError: the base has no denoising chain, or reads a retrieval memory.
+        SpecError: the base has no denoising chain, is a flow of LeRobot, or reads a retrieval memory.
         ConfigError: a fine-tuned base, a base that is steered with other options, or `sampling` asks for noise.
     """
     options = {"hidden": list(hidden), "bound": bound}
@@ -143,6 +144,8 @@ def make_steered(
             )
         return base
     chain = chain_of(base)
+    if isinstance(chain, LeRobotFlow):
+        raise SpecError("base: a flow of LeRobot cannot be steered yet. Give a diffusion, flow or VLA policy of ours.")
     if chain.memory is not None:
         raise SpecError("base: reads a retrieval memory, which policy=steered cannot keep. Give a base without one.")
     still: dict[str, Any] = (

@@ -26,6 +26,7 @@ from robopolicy.policies.factory import build_policy
 from robopolicy.policies.finetuning import finetuned
 from robopolicy.policies.io import load_policy, save_policy
 from robopolicy.policies.normalizer import Normalizer
+from robopolicy.policies.steered import make_steered
 from robopolicy.policies.vla import VLAPolicy, adapted
 from tests.toy import ACTION, spec
 
@@ -291,6 +292,18 @@ def test_gradients_reach_every_parameter():
     policy.loss(batch(policy))[0].backward()
     missing = [n for n, p in policy.named_parameters() if p.grad is None or not bool(p.grad.any())]
     assert missing == []
+
+
+def test_it_can_be_steered_and_comes_back_from_disk(tmp_path: Path):
+    base, obs = make(), look()
+    policy = make_steered(base, hidden=(8,))
+    noise = torch.randn(4, *policy.noise_shape, generator=torch.Generator().manual_seed(1))
+    torch.testing.assert_close(policy.act(obs, noise=noise), base.act(obs, noise=noise))
+    with torch.no_grad():
+        policy.net[-1].bias.fill_(0.5)
+    assert (policy.act(obs, noise=noise) - base.act(obs, noise=noise)).abs().amax() > 1e-4
+    loaded = load_policy(save_policy(policy, tmp_path / "steered"))
+    assert torch.equal(loaded.act(obs, noise=noise), policy.act(obs, noise=noise))
 
 
 @pytest.mark.parametrize("rank", [0, 2])

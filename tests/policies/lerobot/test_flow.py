@@ -18,6 +18,7 @@ from robopolicy.policies.finetuning import finetuned, resampled
 from robopolicy.policies.lerobot.export import export
 from robopolicy.policies.lerobot.flow import ExpertOptions, LeRobotFlow, check_flow, opened
 from robopolicy.policies.realtime_chunking import continue_chunk
+from robopolicy.policies.steered import make_steered
 from robopolicy.runs.checkpointer import load_policy, save_policy
 from tests.lerobot_toys import env, observations, tiny_vla
 
@@ -87,6 +88,11 @@ def test_unchanged_it_acts_as_lerobot_does(saved: Saved, base: Any, changes: dic
     other = {**obs, "task_index": 1 - obs["task_index"]}
     for changed in (policy.act(other, noise=policy.pack(z)), policy.act(obs, noise=policy.pack(latent(seed=2)))):
         assert (changed - expected).abs().amax() > 1e-4, "instruction and noise count"
+
+
+def test_it_cannot_be_steered_and_says_so(base: Any):
+    with pytest.raises(SpecError, match=r"base: a flow of LeRobot cannot be steered yet"):
+        make_steered(base)
 
 
 def test_a_row_depends_on_nothing_beside(base: Any):
