@@ -1,12 +1,10 @@
 from __future__ import annotations
 
-import contextlib
 import fcntl
 import os
 import socket
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -36,8 +34,8 @@ def warm_python(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[str]]
     All workers of a run share one such process. It ends with the last of them.
     """
     program = Path(__file__).with_name("warm_process.py")
-    name = f"robopolicy-{os.environ.get('PYTEST_XDIST_TESTRUNUID', os.getpid())}"
-    door = Path(tempfile.gettempdir()) / f"{name}.socket"
+    folder = tmp_path_factory.getbasetemp()  # of this run, which no other user can enter
+    door = (folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder) / "warm.socket"
     with socket.socket(socket.AF_UNIX) as line, door.with_suffix(".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not door.exists():
@@ -53,6 +51,3 @@ def warm_python(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[str]]
         line.connect(str(door))
         line.sendall(b"h")
         yield [sys.executable, "-I", "-S", str(program), "ask", str(door)]
-    for file in (door, door.with_suffix(".lock")):
-        with contextlib.suppress(FileNotFoundError):
-            file.unlink()
