@@ -42,10 +42,12 @@ def warm_python(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[str]]
             environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
             environment["JE_ARROW_MALLOC_CONF"] = "background_thread:false"  # a process with threads should not fork
             environment["HF_LEROBOT_HOME"] = str(tmp_path_factory.mktemp("lerobot"))  # LeRobot reads it when imported
-            process = subprocess.Popen([sys.executable, "-P", program, "serve", door], env=environment, cwd="/",
-                                       start_new_session=True, stdin=subprocess.DEVNULL)  # fmt: skip
+            with door.with_suffix(".log").open("w") as log:
+                process = subprocess.Popen([sys.executable, "-P", program, "serve", door], env=environment, cwd="/",
+                                           start_new_session=True, stdin=subprocess.DEVNULL, stdout=log,
+                                           stderr=log)  # fmt: skip
             while not door.exists():
-                assert process.poll() is None, "the warm process has ended"
+                assert process.poll() is None, door.with_suffix(".log").read_text()
                 time.sleep(0.05)
         fcntl.flock(lock, fcntl.LOCK_UN)
         line.connect(str(door))

@@ -25,7 +25,11 @@ def ask(path: str, words: list[str]) -> int:
     import json
 
     with socket.socket(socket.AF_UNIX) as line:
-        line.connect(path)
+        try:
+            line.connect(path)
+        except ConnectionRefusedError:
+            with open(path.replace(".socket", ".log")) as log:
+                sys.exit(f"the warm process has ended: {log.read()[-2000:]}")
         socket.send_fds(line, [b"r"], [0, 1, 2])
         line.sendall(json.dumps({"words": words, "cwd": os.getcwd(), "env": dict(os.environ)}).encode())
         line.shutdown(socket.SHUT_WR)
@@ -48,8 +52,9 @@ def serve(path: str) -> int:
             importlib.import_module(name)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     with socket.socket(socket.AF_UNIX) as door, selectors.DefaultSelector() as lines:
-        door.bind(path)
+        door.bind(f"{path}.new")
         door.listen(64)
+        os.rename(f"{path}.new", path)  # it listens before it has its name
         lines.register(door, selectors.EVENT_READ)
         held = 0
         while True:
