@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import socket
 import subprocess
 import sys
 import time
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -27,29 +29,74 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: (not item.nodeid.endswith(COMPILES), item.path.name not in LONGEST))
 
 
-@pytest.fixture(scope="session")
-def warm_python(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[str]]:
-    """The words of a command that stand for `python`, with the large packages imported already (warm_process.py).
+class WarmProcess:
+    """A process that has the large packages imported already (warm_process.py), shared by all workers of a run.
 
-    All workers of a run share one such process. It ends with the last of them.
+    It ends with the last of them.
     """
-    program = Path(__file__).with_name("warm_process.py")
+
+    def __init__(self, door: Path, lerobot_home: Path) -> None:
+        self.door, self._lerobot_home, self._lines = door, lerobot_home, contextlib.ExitStack()
+        self._line: socket.socket | None = None
+
+    def close(self) -> None:
+        self._lines.close()
+
+    def hold(self) -> None:
+        """Connect; start it where it is not, or no longer, there."""
+        if self._line is not None and self._runs(self._line):
+            return
+        with self.door.with_suffix(".lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            self._line = self._lines.enter_context(socket.socket(socket.AF_UNIX))
+            try:
+                self._line.connect(str(self.door))
+            except FileNotFoundError:
+                self._start()
+            except ConnectionRefusedError:
+                warnings.warn(f"the warm process has ended: {self._log()}", stacklevel=2)
+                self.door.unlink()
+                self._start()
+            self._line.sendall(b"h")
+
+    def _start(self) -> None:
+        environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
+        environment["JE_ARROW_MALLOC_CONF"] = "background_thread:false"  # a process with threads should not fork
+        environment["HF_LEROBOT_HOME"] = str(self._lerobot_home)  # LeRobot reads it when imported
+        program = Path(__file__).with_name("warm_process.py")
+        with self.door.with_suffix(".log").open("w") as log:
+            process = subprocess.Popen([sys.executable, "-P", program, "serve", self.door], env=environment, cwd="/",
+                                       stdin=subprocess.DEVNULL, stdout=log, stderr=log)  # fmt: skip
+        while not self.door.exists():
+            assert process.poll() is None, self._log()
+            time.sleep(0.05)
+        assert self._line is not None
+        self._line.connect(str(self.door))
+
+    def _log(self) -> str:
+        return self.door.with_suffix(".log").read_text()[-2000:]
+
+    @staticmethod
+    def _runs(line: socket.socket) -> bool:
+        try:
+            return bool(line.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT))  # it never says anything
+        except BlockingIOError:
+            return True
+        except ConnectionResetError:
+            return False
+
+
+@pytest.fixture(scope="session")
+def warm_process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WarmProcess]:
     folder = tmp_path_factory.getbasetemp()  # of this run, which no other user can enter
-    door = (folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder) / "warm.socket"
-    with socket.socket(socket.AF_UNIX) as line, door.with_suffix(".lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not door.exists():
-            environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
-            environment["JE_ARROW_MALLOC_CONF"] = "background_thread:false"  # a process with threads should not fork
-            environment["HF_LEROBOT_HOME"] = str(tmp_path_factory.mktemp("lerobot"))  # LeRobot reads it when imported
-            with door.with_suffix(".log").open("w") as log:
-                process = subprocess.Popen([sys.executable, "-P", program, "serve", door], env=environment, cwd="/",
-                                           start_new_session=True, stdin=subprocess.DEVNULL, stdout=log,
-                                           stderr=log)  # fmt: skip
-            while not door.exists():
-                assert process.poll() is None, door.with_suffix(".log").read_text()
-                time.sleep(0.05)
-        fcntl.flock(lock, fcntl.LOCK_UN)
-        line.connect(str(door))
-        line.sendall(b"h")
-        yield [sys.executable, "-I", "-S", str(program), "ask", str(door)]
+    folder = folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder
+    with contextlib.closing(WarmProcess(folder / "warm.socket", tmp_path_factory.mktemp("lerobot"))) as process:
+        yield process
+
+
+@pytest.fixture
+def warm_python(warm_process: WarmProcess) -> list[str]:
+    """The words of a command that stand for `python`, with the large packages imported already."""
+    warm_process.hold()
+    program = Path(__file__).with_name("warm_process.py")
+    return [sys.executable, "-I", "-S", str(program), "ask", str(warm_process.door)]
