@@ -96,7 +96,10 @@ def convert(
             return export_bags(recording, out, bag, only_success=only_success, overwrite=overwrite)
         return convert_bags(recording, out, bag, only_success=only_success, overwrite=overwrite)
     if is_dataset:
-        raise DataError(f"recording={recording}: a LeRobotDataset. Give bag.wiring=<robot> to make rosbag2 bags of it.")
+        raise DataError(
+            f"recording={recording}: a LeRobotDataset. Give bag.wiring=<robot> to make rosbag2 bags of it. `robopolicy "
+            "data import` makes one of LeRobot's format v2.1 ready for training."
+        )
     if (file := find_hdf5(recording)) is not None:
         return convert_hdf5(file, out, hdf5 or Hdf5Options(), only_success=only_success, overwrite=overwrite)
     if any(recording.glob("**/metadata.yaml")):

@@ -79,9 +79,10 @@ def check_paths(config: Mapping[str, Any]) -> None:
             continue
         if name in ("dataset", "memory"):
             if not list(path.parent.glob(f".{path.name}.recording-*")):  # left by a recording that was killed
+                hub = " A dataset of the hub is hub:<owner>/<name>." if text.count("/") == 1 else ""
                 raise DataError(
                     f"{key}={text}: no dataset here. Expected the directory of a LeRobotDataset v3; `robopolicy demos` "
-                    "records one."
+                    f"records one.{hub}"
                 )
         elif name == "recording":
             raise DataError(f"{key}={text}: no such file or directory; `robopolicy deploy … record=<folder>` makes one")

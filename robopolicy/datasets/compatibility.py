@@ -19,10 +19,11 @@ def check_same_data(spec: PolicySpec, episodes: Episodes, *, base: Path, dataset
     """Raise SpecError with all differences between a base's spec and the dataset of a training on it."""
     problems = misfits(spec, episodes, needs="the base", offers="the dataset")
     if problems:
-        raise SpecError(
-            f"base={base} and dataset={dataset} do not fit:\n  - " + "\n  - ".join(problems)
-            + "\nIs one of them of another task?"
-        )  # fmt: skip
+        hint = "Is one of them of another task?"
+        if all(p.startswith(("action.low", "action.high")) for p in problems):
+            hint = ("Limits that were taken from the data differ between recordings of one arm. Give both its own: "
+                    "robopolicy data import dataset=… 'action.low=[…]' 'action.high=[…]'")  # fmt: skip
+        raise SpecError(f"base={base} and dataset={dataset} do not fit:\n  - " + "\n  - ".join(problems) + f"\n{hint}")
 
 
 def misfits(

@@ -12,12 +12,11 @@ from pathlib import Path
 from robopolicy.core.errors import DataError
 from robopolicy.core.untrusted import check_links
 from robopolicy.datasets.files import read_json, visible
-from robopolicy.datasets.source import INFO_FILE, is_plain
+from robopolicy.datasets.source import INFO_FILE, OLD, is_plain
 
 HUB = "hub:"
 PARTS = ("data", "meta", "videos")
 _REVISIONS = ("v3.0", "v2.1", "main")  # asked for in this order, where none is given
-_OLD = "v2.1"
 
 
 def is_hub(path: Path) -> bool:
@@ -86,7 +85,7 @@ def copied(source: Path, out: Path) -> Iterator[Path]:
     if out.exists():
         raise DataError(f"out={out}: exists. Remove it, or give another folder.")
     check_links(source, error=DataError)
-    old = format_of(source) == _OLD
+    old = format_of(source) == OLD
     out.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}.import-") as folder:
         copy = Path(folder) / "dataset"
@@ -94,7 +93,7 @@ def copied(source: Path, out: Path) -> Iterator[Path]:
             for file in visible(p for p in (source / part).rglob("*") if p.is_file()):
                 _place(file, copy / file.relative_to(source))
         if old:
-            _convert(copy)
+            _convert(copy, source)
         yield copy
         copy.rename(out)
 
@@ -108,8 +107,8 @@ def _place(file: Path, to: Path) -> None:
     shutil.copyfile(file, to)
 
 
-def _convert(root: Path) -> None:
-    """Convert a dataset of format v2.1 in place, by LeRobot's own converter, without a network."""
+def _convert(root: Path, source: Path) -> None:
+    """Convert a copy of `source`, of format v2.1, in place, by LeRobot's own converter, without a network."""
     features = read_json(root / INFO_FILE).get("features")
     if not isinstance(features, dict) or not all(map(is_plain, features)):
         raise DataError(f"{INFO_FILE}: features: expected names without / \\ and .., of which paths are made")
@@ -119,7 +118,7 @@ def _convert(root: Path) -> None:
         convert_dataset(repo_id="local/dataset", root=root, push_to_hub=False)
     except Exception as error:  # of a damaged dataset: LeRobot lets any through
         raise DataError(
-            f"{root.name}: LeRobot could not convert it from {_OLD} ({type(error).__name__}: {error}). Copy the whole "
-            "dataset again."
+            f"{source}: LeRobot could not convert it from {OLD} ({type(error).__name__}: "
+            f"{str(error).replace(str(root), str(source))}). Copy the whole dataset again."
         ) from error
     shutil.rmtree(root.with_name(f"{root.name}_old"), ignore_errors=True)

@@ -15,7 +15,7 @@ from robopolicy.datasets.spans import FilmBlock
 
 Array = NDArray[Any]
 TIME_TOLERANCE = 1e-3  # s
-AGAIN = "Drop or re-record these episodes (load_episodes(episodes=…) selects)"
+AGAIN = "Drop or re-record these episodes (in Python load_episodes(episodes=…) selects)"
 
 
 def ranges(frames: Array) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from contextlib import nullcontext
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,7 +17,7 @@ from robopolicy.datasets.action_facts import ASKED, ActionFacts, join_facts
 from robopolicy.datasets.foreign import copied, fetch, format_of, is_hub
 from robopolicy.datasets.infer import Fact, infer_facts, infer_names
 from robopolicy.datasets.lerobot_reader import annotate_dataset
-from robopolicy.datasets.source import DatasetInfo
+from robopolicy.datasets.source import OLD, DatasetInfo
 
 Outcomes = Literal["recorded", "success"]
 
@@ -42,7 +43,8 @@ def data_import(
 ) -> Path:
     """Write down how to read a LeRobot dataset of others: what its actions mean, and which episodes succeeded.
 
-    Facts are taken from the keys, then from the file `facts`, then inferred from names and numbers of the dataset.
+    Facts are taken from the keys, then from the file `facts`, then from what this command was told before, and else
+    inferred from names and numbers of the dataset.
 
     Args:
         dataset: a LeRobotDataset (v3, or v2.1, which is converted), or hub:<owner>/<name>[@<revision>].
@@ -62,6 +64,11 @@ def data_import(
     """
     source = fetch(str(dataset)) if is_hub(dataset) else dataset
     version = format_of(source)
+    if not version.startswith("v3.") and version != OLD:
+        raise DataError(
+            f"dataset={dataset}: LeRobot format {version}, expected v3.x or {OLD}. Convert it first to {OLD}, by the "
+            "converter of an older LeRobot."
+        )
     if out is None and (is_hub(dataset) or not version.startswith("v3.")):
         why = "fetched" if is_hub(dataset) else f"converted from LeRobot's {version}"
         raise ConfigError(f"out: is needed, as the dataset is {why}. Add out=data/{_name(dataset)}")
@@ -72,9 +79,11 @@ def data_import(
         if _is_ours(opened) and out is not None and not (merged.given or outcomes or rename or facts):
             print(f"{out}: recorded by robopolicy, {opened.info.total_episodes} episodes, fetched as it is")
             return out
+        before = _said_before(opened)
+        merged = ActionFacts(**{**before.action.given, **merged.given})
         spec, inferred = _action(opened, merged, dataset, out)
-        renamed = next(r for r in (rename, given.rename, infer_names(opened)) if r is not None)
-        chosen = outcomes or given.outcomes or "recorded"
+        renamed = next(r for r in (rename, given.rename, before.rename, infer_names(opened)) if r is not None)
+        chosen = outcomes or given.outcomes or before.outcomes or "recorded"
         annotate_dataset(folder, action_spec=spec, rename=renamed, outcomes=chosen, inferred=inferred)
     _report(out or source, opened, spec, inferred, renamed, chosen, version)
     return out or source
@@ -126,6 +135,17 @@ def _action(
     return ActionSpec(**fields), {k: fact.reason for k, fact in found.items() if k not in given.given}
 
 
+def _said_before(source: DatasetInfo) -> FactsFile:
+    """Return what earlier calls were told about a dataset, without what they inferred."""
+    meta = source.meta
+    if meta is None or _is_ours(source):
+        return FactsFile()
+    told = {k: v for k, v in asdict(meta.action).items() if k not in meta.provenance.get("inferred", {})}
+    if "gripper" in told and told["gripper"] is None:
+        told["gripper"] = "none"
+    return FactsFile(action=ActionFacts(**told), outcomes=meta.outcomes, rename=meta.rename or None)
+
+
 def _is_ours(source: DatasetInfo) -> bool:
     """Return whether robopolicy recorded a dataset, which then says what its actions mean."""
     return source.meta is not None and source.meta.provenance.get("annotated") is not True
@@ -143,9 +163,10 @@ def _report(
         print(f"  {old} is read as {new}")
     if outcomes == "recorded" and not {"next.success", "next.reward"} & set(source.columns):
         print("  no success is recorded: imitation needs none; for reinforcement learning, if every episode reaches "
-              "the goal, repeat with outcomes=success")  # fmt: skip
-    print("A wrong fact is replaced by repeating the command with its key. Limits are those of the data: give "
-          "action.low and action.high before you deploy.\n"
+              f"the goal: robopolicy data import dataset={path} outcomes=success")  # fmt: skip
+    limits = "Limits are those of the data: give action.low and action.high of the arm before you train. "
+    print(f"{limits if 'low' in inferred else ''}A wrong fact is replaced by its key: "
+          f"robopolicy data import dataset={path} action.<fact>=…\n"
           f"Next: robopolicy data check dataset={path}; robopolicy train dataset={path} run_dir=runs/bc")  # fmt: skip
 
 

@@ -37,7 +37,10 @@ def infer_facts(source: DatasetInfo) -> dict[str, Fact]:
     """
     column = source.columns.get("action")
     if column is None or not column.is_number or len(column.shape) != 1:
-        raise DataError(f"{source.root}: has no 'action' that is a vector of numbers. It has {sorted(source.columns)}")
+        raise DataError(
+            f"{source.root}: has no 'action' that is a vector of numbers; `rename` is for observations alone. It has "
+            f"{sorted(source.columns)}"
+        )
     state = source.names_there.get(STATE)
     read, _ = read_table(source, None, ["action", *([state] if state else [])])
     action = read("action", column.shape).astype(np.float64)
@@ -91,7 +94,7 @@ def _reference(action: NDArray[np.float64], state: NDArray[np.float64], starts: 
     if not len(now):
         return {}
     distance = np.abs(action[now] - state[now + 1]).mean(0) / np.maximum(state.std(0), 1e-9)
-    if float(np.median(distance)) > _FOLLOWED:
+    if not float(np.median(distance)) <= _FOLLOWED:  # NaN in the state shows nothing
         return {}
     return {"reference": Fact("absolute", f"actions are the next frame's {STATE}, within {np.median(distance):.0%}")}
 

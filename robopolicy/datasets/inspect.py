@@ -176,11 +176,11 @@ def _check_count(source: DatasetInfo, table: pa.Table) -> list[Defect]:
 
 def _check_duplicates(episodes: list[FilmBlock], values: Mapping[str, frame_checks.Array]) -> Iterator[Defect]:
     first: dict[bytes, int] = {}
-    for episode in episodes:
+    for episode in episodes if values else ():
         digest = hashlib.sha256()
         for key in sorted(values):
             digest.update(key.encode() + np.ascontiguousarray(values[key][episode.rows]).tobytes())
         same = first.setdefault(digest.digest(), episode.index)
         if same != episode.index:
-            fix = "It counts twice in training, and splits share it: leave one out (load_episodes(episodes=…))"
+            fix = "It counts twice in training, and splits share it: leave one out (in Python, by load_episodes)"
             yield Defect("episode", f"is episode {same} again, in every frame", fix, episode.index, 0)

@@ -19,6 +19,7 @@ from robopolicy.datasets.info_models import Column, Info
 from robopolicy.datasets.metadata import META_FILE, RESTORE, RecordingMeta
 
 INFO_FILE = Path("meta") / "info.json"
+OLD = "v2.1"  # the format that `data import` converts
 _GIVE_SPEC = (
     "Nothing says what its actions mean. Say it once: `robopolicy data import dataset={root}` infers what it can and "
     "asks for the rest. In Python pass action_spec= whenever it is loaded; docs/bring_your_own/dataset.md shows how."
@@ -82,7 +83,7 @@ class DatasetInfo:
         recorded = meta.observation if meta is not None and meta.provenance.get("annotated") is not True else None
         repeats = recorded is not None and ENV_STATE in columns and ENV_STATE not in (*recorded, *rename)
         for key, column in columns.items():
-            if not key.startswith("observation") or column.is_text or column.is_depth:
+            if not (key.startswith("observation") or key in rename) or column.is_text or column.is_depth:
                 continue
             if repeats and key == ENV_STATE:
                 continue
@@ -137,10 +138,12 @@ def _read_info(path: Path) -> tuple[Info, frozenset[str], list[Defect]]:
     data = read_json(file)
     version = data.get("codebase_version")
     if isinstance(version, str) and not version.startswith("v3."):
-        raise DataError(
-            f"{path}: LeRobot format {version}, expected v3.x. Convert it (from v2.1): "
+        how = (
             f"robopolicy data import dataset={path} out={path}_v3"
+            if version == OLD
+            else (f"First to {OLD}, by the converter of an older LeRobot")
         )
+        raise DataError(f"{path}: LeRobot format {version}, expected v3.x. Convert it: {how}")
     try:
         return Info.model_validate(data), frozenset(), []
     except pydantic.ValidationError as error:

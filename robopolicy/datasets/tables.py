@@ -18,7 +18,7 @@ from torch import Tensor
 from robopolicy.core.errors import DataError, closest
 from robopolicy.datasets.checks import Defect, raise_defects
 from robopolicy.datasets.files import check_regular
-from robopolicy.datasets.frame_checks import check_frames
+from robopolicy.datasets.frame_checks import check_frames, check_rate
 from robopolicy.datasets.metadata import SEED
 from robopolicy.datasets.parquet import Kind, number, parquet_files, read_parts, whole
 from robopolicy.datasets.source import DatasetInfo
@@ -95,6 +95,8 @@ def _check_places(
     found = check_blocks(blocks, spans).of(episodes)
     for camera in cameras:
         found += check_spans(camera, spans, blocks, stamps, source.fps).of(episodes)
+    if found and stamps is not None:  # films of another rate do not fit their frames either
+        raise_defects((d for block in blocks for d in check_rate(block, stamps, source.fps)), source.root)
     raise_defects(found, source.root)
     return spans
 

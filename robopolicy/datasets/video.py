@@ -183,6 +183,7 @@ def _room(source: DatasetInfo, key: str, feature: Feature, frames: int) -> Tenso
     if need > 0.8 * free:
         raise DataError(
             f"{source.root}: {key!r} needs {need / 2**30:.1f} GiB, {free / 2**30:.1f} GiB are free. "
-            f"Load fewer cameras (cameras=…) or episodes (episodes=…), or record smaller pictures."
+            "Load fewer cameras (cameras=…) or, in Python, episodes (load_episodes(episodes=…)), or record smaller "
+            "pictures."
         )
     return torch.empty((frames, *feature.shape), dtype=torch.uint8)

@@ -30,7 +30,7 @@ def data_view(*, dataset: Path, episode: Natural = 0, save: Path | None = None) 
 
     count = DatasetInfo.open(dataset).info.total_episodes
     if episode >= count:
-        raise DataError(f"episode={episode}: {dataset} has episodes 0 to {count - 1}")
+        raise DataError(f"episode={episode}: {dataset} has {f'episodes 0 to {count - 1}' if count else 'no episodes'}")
     opened = LeRobotDataset(f"local/{dataset.resolve().name}", root=dataset, episodes=[episode])
     file = visualize_dataset(opened, episode, save=save is not None, output_dir=save)
     if file is not None:

@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from robopolicy.cli.main import main
@@ -115,9 +117,13 @@ def test_joint_targets_are_inferred_and_trained_on(tmp_path: Path, capsys: pytes
     assert f"robopolicy data import dataset={path}" in capsys.readouterr().err
     assert main(["data", "import", f"dataset={path}", "action.units=[deg,deg,1]"]) == 0, "1 is a number for Hydra"
     assert load_episodes(path).action_spec.units == ("deg", "deg", "1")
-    assert main(["data", "import", f"dataset={path}", "outcomes=success"]) == 0, "replaces the wrong units"
+    assert main(["data", "import", f"dataset={path}", "outcomes=success"]) == 0
+    assert load_episodes(path).action_spec.units == ("deg", "deg", "1"), "what was said stays"
+    (path / "meta" / "robopolicy.json").unlink()
+    assert main(["data", "import", f"dataset={path}", "outcomes=success"]) == 0
     said = capsys.readouterr().out
     assert "inferred action.reference=absolute" in said and "action.units=[rad,rad,1]" in said
+    assert f"robopolicy data import dataset={path} action.<fact>=…" in said and "before you train" in said
     episodes = load_episodes(path)
     spec = episodes.action_spec
     assert (spec.names, spec.frame, spec.rotation, spec.gripper) == (JOINTS, "joint", "joint", 2)
@@ -140,6 +146,48 @@ def test_facts_of_the_command_line_win_over_the_file_and_that_over_the_data(tmp_
     facts.write_text("action: {unit: [deg]}\n")
     with pytest.raises(ConfigError, match="units"):
         data_import(dataset=path, facts=facts)
+
+
+def test_what_was_said_stays_until_its_own_key_is_given_again(tmp_path: Path) -> None:
+    path = recorded(tmp_path / "arm", names=("a", "b", "c"))
+    said = dict(units=("m",), frame="base", tcp="x", rotation="none", gripper="none")
+    rename = {"observation.state": "observation.joints"}
+    data_import(dataset=path, action=ActionFacts(**said), outcomes="success", rename=rename)  # type: ignore[arg-type]
+    data_import(dataset=path, action=ActionFacts(low=(-9.0,), high=(9.0,)))
+    data_import(dataset=path, action=ActionFacts(tcp="flange"))
+    found = load_episodes(path)
+    assert found.action_spec.units == ("m",) * 3 and found.action_spec.high == (9.0,) * 3
+    assert (found.action_spec.tcp, found.action_spec.gripper) == ("flange", None) and bool(found.success.any())
+    assert "observation.joints" in found.obs
+    inferred = json.loads((path / "meta" / "robopolicy.json").read_text())["provenance"]["inferred"]
+    assert set(inferred) == {"names", "reference", "gripper_meaning"}
+
+
+def test_a_column_of_any_name_can_be_an_observation(tmp_path: Path) -> None:
+    path = recorded(tmp_path / "arm")
+    for file in [*path.rglob("*.parquet"), path / "meta" / "info.json"]:
+        if file.suffix == ".json":
+            file.write_text(file.read_text().replace('"observation.state"', '"state"'))
+        elif "observation.state" in (table := pd.read_parquet(file)).columns:
+            table.rename(columns={"observation.state": "state"}).to_parquet(file)
+    units = ActionFacts(units=("rad",), reference="absolute")
+    data_import(dataset=path, action=units)
+    assert "observation.state" not in load_episodes(path).obs
+    data_import(dataset=path, action=units, rename={"state": "observation.state"})
+    found = load_episodes(path)
+    np.testing.assert_array_equal(found.obs["observation.state"][: LENGTHS[0]].numpy(), arrays(LENGTHS[0], 0)[0])
+
+
+def test_a_state_with_nan_shows_no_reference(tmp_path: Path) -> None:
+    path = recorded(tmp_path / "arm")
+    file = next((path / "data").rglob("*.parquet"))
+    table = pq.read_table(file)
+    states = np.stack(table["observation.state"].to_numpy())
+    states[3] = np.nan
+    column = table.column_names.index("observation.state")
+    pq.write_table(table.set_column(column, "observation.state", pa.array(list(states))), file)
+    with pytest.raises(ConfigError, match=r"action\.reference"):
+        data_import(dataset=path, action=ActionFacts(units=("rad",)))
 
 
 @pytest.mark.parametrize(
@@ -203,6 +251,27 @@ def test_format_2_1_is_converted_in_a_copy(tmp_path: Path) -> None:
     assert {p: p.read_bytes() for p in path.rglob("*") if p.is_file()} == before
     assert sorted(p.name for p in tmp_path.iterdir()) == ["new", "old"], "no folder of the conversion is left"
     data_check(dataset=out)
+
+
+@pytest.mark.parametrize("version", ["v2.0", None])
+def test_other_formats_are_refused_before_anything_is_copied(version: str | None, tmp_path: Path) -> None:
+    path = old_format(tmp_path / "old")
+    info = json.loads((path / "meta" / "info.json").read_text())
+    (path / "meta" / "info.json").write_text(json.dumps({**info, "codebase_version": version}))
+    for out in (None, tmp_path / "new"):
+        with pytest.raises(DataError, match=rf"old: LeRobot format {version}, expected v3.x or v2.1"):
+            data_import(dataset=path, out=out)
+    if version:
+        with pytest.raises(DataError, match=r"First to v2\.1"):
+            load_episodes(path)
+
+
+def test_a_damaged_old_dataset_is_named_by_its_own_folder(tmp_path: Path) -> None:
+    path = old_format(tmp_path / "old")
+    (path / "meta" / "episodes_stats.jsonl").unlink()
+    with pytest.raises(DataError) as found:
+        data_import(dataset=path, out=tmp_path / "new")
+    assert f"{path}: LeRobot could not convert it" in str(found.value) and ".import-" not in str(found.value)
 
 
 def test_hostile_old_datasets_are_refused(tmp_path: Path) -> None:

@@ -14,10 +14,13 @@ import pyarrow.parquet as pq
 import pytest
 
 from robopolicy.cli.main import main
+from robopolicy.core.errors import DataError
 from robopolicy.core.types import ENV_STATE, Feature
-from robopolicy.datasets.inspect import inspect
+from robopolicy.datasets.inspect import _check_duplicates, inspect
+from robopolicy.datasets.lerobot_reader import load_episodes
 from robopolicy.datasets.lerobot_writer import DatasetWriter
 from robopolicy.datasets.source import DatasetInfo
+from robopolicy.datasets.spans import FilmBlock
 from tests.datasets.conftest import ACTION, LENGTHS, OBSERVATION, episode
 from tests.datasets.test_checks import put
 
@@ -81,6 +84,28 @@ def test_defects_of_rows(dataset: Path, edit, key: str, change, expected: list[s
     found = said(dataset)
     assert len(found) == len(expected), found
     assert all(f.startswith(e) for f, e in zip(found, expected, strict=True)), found
+
+
+def test_another_rate_is_named_not_the_films_that_do_not_fit_it(tmp_path: Path) -> None:
+    camera, path = "observation.images.top", tmp_path / "films"
+    with DatasetWriter(path, observation={**OBSERVATION, camera: Feature((3, 16, 16), "uint8")}, action=ACTION, dt=0.1,
+                       tasks=("pull", "push")) as writer:  # fmt: skip
+        for index in (0, 1):
+            made = episode(index, 9)
+            made["obs"][camera] = np.full((9, 3, 16, 16), 40 * index, dtype=np.uint8)
+            writer.add_episode(**made)
+    file = next((path / "data").glob("*/*.parquet"))
+    table = pq.read_table(file)
+    stamps = table["timestamp"].to_numpy().copy()
+    stamps[9:] *= 2.0
+    at = table.column_names.index("timestamp")
+    pq.write_table(table.set_column(at, "timestamp", pa.array(stamps, type=pa.float32())), file)
+    with pytest.raises(DataError, match=r"episode 1, frame 0: was recorded at 5 Hz, the dataset says 10"):
+        load_episodes(path)
+
+
+def test_nothing_to_compare_makes_no_duplicates() -> None:
+    assert not list(_check_duplicates([FilmBlock(0, 0, 3), FilmBlock(1, 3, 6)], {}))
 
 
 def test_intact_datasets_have_none(recorded: Path, capsys: pytest.CaptureFixture[str]) -> None:
