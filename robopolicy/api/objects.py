@@ -5,7 +5,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 
@@ -87,6 +87,13 @@ def make_env(
     return env
 
 
+def _check_split(split: str) -> None:
+    if split not in get_args(Split):
+        raise ConfigError(
+            f"split: expected one of {get_args(Split)}, found {split!r}. Training episodes are for training alone."
+        )
+
+
 def rollout(
     policy: Policy,
     env: VecEnv,
@@ -112,12 +119,13 @@ def rollout(
         One row an episode: success, return, length in control steps. `.success_rate()` has its 95% interval.
 
     Raises:
-        SpecError: policy and env do not fit.
+        ConfigError: another split. SpecError: policy and env do not fit.
 
     Example:
         >>> rp.rollout(rp.load_policy("runs/base"), rp.make_env("reach", num_envs=4), episodes=4)
         EpisodeTable(reach: success ...% (95% CI ...), at end ...%, 4 episodes of ... steps)
     """
+    _check_split(split)
     chosen = episode_seeds(split, seed, episodes) if seeds is None else torch.tensor(list(seeds), dtype=torch.int64)
     return rollouts.evaluate(policy, env, chosen, deterministic=deterministic)
 
@@ -160,6 +168,7 @@ def film(
         raise ConfigError(f"out: expected a file that ends in .mp4, got {out.name!r}. Name it {out.stem}.mp4.")
     if episode < 0:
         raise ConfigError(f"episode: expected a number ≥ 0, got {episode}. The first episode of a split is 0.")
+    _check_split(split)
     seeds = episode_seeds(split, 0, 1, start=episode).tolist()
     rows = rollout(policy, env, seeds=seeds, deterministic=deterministic)
     out.parent.mkdir(parents=True, exist_ok=True)

@@ -14,6 +14,7 @@ from rich.table import Table
 
 from robopolicy.cli.main import invoke
 from robopolicy.cli.quickstart import Stages
+from robopolicy.config import registry
 from robopolicy.config.compose import task_node
 from robopolicy.config.hydra_configs import config_folder
 from robopolicy.config.schema import TARGET, Count, Device, Natural, Node
@@ -79,7 +80,8 @@ def refine(
     )  # fmt: skip
     refined = out / "refined"
     choices = stages.run("choice", "settings by the rules of docs/refine.md", lambda: choose(facts, env_steps))
-    overrides = _show(console, choices, base, dataset, node, refined)
+    more = {"seed": seed, **({} if device == "cpu" else {"device": device})}
+    overrides = _show(console, choices, node, {"base": base, "dataset": dataset, "run_dir": refined, **more})
     if plan_only:
         return None
     common: dict[str, Any] = {"task": node, "threads": threads, "device": device}
@@ -146,9 +148,7 @@ def facts_of(
     )
 
 
-def _show(
-    console: Console, choices: list[Choice], base: Path, dataset: Path | None, task: dict[str, Any], run: Path
-) -> list[str]:
+def _show(console: Console, choices: list[Choice], task: dict[str, Any], given: dict[str, Any]) -> list[str]:
     """Print every rule's settings with its reason, and the command that they make; return its overrides."""
     table = Table(show_edge=False, pad_edge=False)
     table.add_column("settings", overflow="fold")
@@ -157,8 +157,9 @@ def _show(
         table.add_row("\n".join(choice.overrides) or "–", choice.reason)
     console.print(table)
     overrides = [override for choice in choices for override in choice.overrides]
-    given = {"base": base, **({"dataset": dataset} if dataset else {}), "run_dir": run}
-    words = ["robopolicy", "train", *task_overrides(task), *overrides, *(f"{k}={v}" for k, v in given.items())]
+    words = ["robopolicy", "train", *task_overrides(task), *overrides,
+             *(f"{k}={v}" for k, v in given.items() if v is not None),
+             *(word for module in registry.admitted() for word in ("--allow", module))]  # fmt: skip
     console.print(f"\nthe same by hand:\n{shlex.join(words)}", soft_wrap=True, markup=False, highlight=False)
     return overrides
 
@@ -169,7 +170,7 @@ def task_overrides(node: dict[str, Any]) -> list[str]:
     same = {n: o for n, o in options.items() if o[TARGET] == node[TARGET] and o.keys() <= node.keys()}
     if not same:  # of the user's own folder of configs
         return ["task=…"]
-    name = max(same, key=lambda n: sum(node[k] == v for k, v in same[n].items()))
+    name = min(same, key=lambda n: (-sum(node[k] == v for k, v in same[n].items()), len(same[n])))
     keys = [k for k, v in node.items() if k not in same[name] or same[name][k] != v]
     return [f"task={name}", *(f"task.{k}={_written(node[k])}" for k in keys)]
 

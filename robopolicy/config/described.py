@@ -56,8 +56,10 @@ class Described:
             own = getattr(sys.modules.get("gymnasium"), "registry", ()) if rule["key"] == "name" else ()
             if isinstance(name, str) and name not in rule["known"] and name not in own and not more:
                 whose = f"{package} {rule['version']}" if package else "robopolicy"
+                own_package = f" Of your own: {where}.package=<its module> --allow <its module>." * (other == "package")
                 found.append(
                     f"{where}.{rule['key']}={name!r}: {whose} has no such name. {closest(name, rule['known'])}"
+                    f"{own_package}"
                 )
             try:
                 require(rule["suite"]) if rule["suite"] else None

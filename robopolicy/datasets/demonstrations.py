@@ -78,6 +78,11 @@ def record_demos(
     """
     if episodes < 1:
         raise ConfigError(f"episodes must be at least 1, found {episodes}")
+    if lacking := [name for name in ("reset", "act") if not callable(getattr(expert, name, None))]:
+        raise ConfigError(
+            f"expert: a {type(expert).__name__} has no {lacking[0]}(). Expected reset(mask, *, episode_seed) and "
+            "act(obs) -> actions [N Da]."
+        )
     keys, began = _keys(env.spec, cameras), time.monotonic()
     seeds = episode_seeds("train", run_seed, max_attempts or 20 * episodes + 20)
     facts = _facts(env.spec, expert, run_seed, only_success) | dict(provenance or {})
@@ -166,7 +171,7 @@ def _in_seed_order(env: VecEnv, expert: Demonstrator, seeds: Tensor, keys: tuple
     while due < len(seeds):
         running = env.episode_seed.clone()
         with torch.no_grad():
-            action = expert.act(obs)
+            action = torch.as_tensor(expert.act(obs))  # NumPy is welcome
         step = env.step(action)
         for episode in buffer.add(obs, step, episode_seed=running):
             at = place.get(episode.seed, -1)

@@ -15,7 +15,8 @@ from robopolicy.core.errors import ConfigError
 from robopolicy.policies.state_reading import places
 
 FAST = 1_000  # env steps per second with the base acting
-SLOW_STEPS = 100_000  # env steps in an env that is not fast
+FAST_STEPS, SLOW_STEPS = 150_000, 100_000  # env steps in an env that is fast, and in one that is not
+SCHEDULE = 30_000  # env steps until the residual of the preset is let out: its warm-up, and the fall of its penalty
 LOWEST, GOOD = 0.02, 0.98  # success of a base with next to nothing to build on, and with next to nothing left to gain
 _DIFFERENCE = re.compile(r"(.+)_(?:to|in)_(.+)_[^_]+")  # hand_to_object_x
 _TOOL = re.compile(r"(?:^|_)(?:hand|tool|tcp|eef|ee|gripper|end_effector|fingertip)(?:$|_)")
@@ -90,8 +91,11 @@ def choose(facts: BaseFacts, env_steps: int | None = None) -> list[Choice]:
     found += _advice(facts)
     speed, fast = f"{facts.steps_per_second:,.0f} env steps/s", facts.steps_per_second >= FAST
     if fast:
-        lengths = (f"loop.total_steps={env_steps or 150_000}", "loop.stop_success=1")
+        steps = env_steps or FAST_STEPS
+        lengths = (f"loop.total_steps={steps}", "loop.stop_success=1")
         found.append(Choice(lengths, f"a fast env ({speed}): many steps; ends once 100 episodes in a row succeed"))
+        if steps < SCHEDULE:  # the penalty keeps its pace: let out sooner, a residual can ruin its base
+            found.append(Choice((f"loop.warmup_steps={steps // 5}",), "a small budget: a fifth of it is the warm-up"))
     else:
         found += _of_slow_env(facts, speed, env_steps)
     if facts.pictures:

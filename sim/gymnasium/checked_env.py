@@ -34,7 +34,15 @@ class CheckedEnv:
         except RobopolicyError:
             raise
         except Exception as error:
-            raise RobopolicyError(f"{self.id}: the env's {what} failed:\n{traceback.format_exc()}") from error
+            hint = (
+                ""
+                if "2**32" not in str(error)
+                else (
+                    "\nEpisode seeds have up to 42 bits: take them by super().reset(seed=seed) and self.np_random, or "
+                    "reduce them by seed % 2**32."
+                )
+            )
+            raise RobopolicyError(f"{self.id}: the env's {what} failed:\n{traceback.format_exc()}{hint}") from error
         if isinstance(result, tuple) and len(result) == count:
             return result
         found = f"a tuple of {len(result)}" if isinstance(result, tuple) else type(result).__name__

@@ -11,7 +11,7 @@ import numpy as np
 from gymnasium.spaces import Box, Dict
 from PIL import Image
 
-from robopolicy.core.errors import ConfigError, closest
+from robopolicy.core.errors import ConfigError, SpecError, closest
 from robopolicy.sim.gymnasium.film import RGB
 from robopolicy.sim.gymnasium.observations import is_rgb
 
@@ -41,6 +41,8 @@ class ChosenParts(gymnasium.ObservationWrapper):
         parts = dict(_parts(env.observation_space))
         pictures = [key for key, space in parts.items() if isinstance(space, Box) and is_rgb(space)]
         vectors = [key for key in parts if key not in pictures]
+        if seen := [key for key in keys if key in pictures]:
+            raise ConfigError(f"task.keys: {seen[0]!r} is a picture. Give task.cameras=[{seen[0]}].")
         _check(keys, vectors, "task.keys", "the observation has no part")
         _check(cameras or (), [*pictures, RENDER], "task.cameras", "there is no picture")
         self._keys = keys or tuple(vectors)
@@ -53,6 +55,11 @@ class ChosenParts(gymnasium.ObservationWrapper):
                 )
             env.reset(seed=0)
             shown: Any = env.render()
+            if not (isinstance(shown, np.ndarray) and shown.ndim == 3):
+                raise ConfigError(
+                    f"task.cameras={RENDER}: expected a picture [height width 3] of the env's render(), found "
+                    f"{type(shown).__name__}"
+                )
             parts[RENDER] = Box(0, 255, shown.shape, dtype=np.uint8)
         spaces = OrderedDict((key, parts[key]) for key in self._keys)
         for name in self._cameras:
@@ -61,6 +68,8 @@ class ChosenParts(gymnasium.ObservationWrapper):
 
     def observation(self, observation: Any) -> dict[str, Any]:
         given = dict(_parts(observation))
+        if lacking := [key for key in (*self._keys, *self._cameras) if key not in given and key != RENDER]:
+            raise SpecError(f"the observation has no {lacking[0]!r}, which its space declares; it has {sorted(given)}")
         seen = {key: given[key] for key in self._keys}
         for name in self._cameras:
             seen[name] = self._small(given[name] if name in given else self.env.render())

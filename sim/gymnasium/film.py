@@ -31,7 +31,8 @@ def picture(env: VectorEnv, index: int, camera: str | None, height: int, name: s
     if env.render_mode != RGB:
         raise SpecError(
             f"{name}: render_mode: expected {RGB!r} for films, found {env.render_mode!r}. List it in the env's "
-            f"metadata['render_modes'], take it as render_mode=, and build the env by make_vec(…, render_mode={RGB!r})."
+            "metadata['render_modes'], take it as render_mode=, and build the env by make_vec(…, "
+            f"render_mode={RGB!r}); for an id whose entry point is a function say task.options.render_mode={RGB}."
         )
     choose_gl()
     inner: Any = env.unwrapped

@@ -59,7 +59,7 @@ def action_spec(space: gymnasium.Space, given: ActionSpec | None, name: str) -> 
         if bad:
             raise ConfigError(
                 f"{name}: action_space: expected finite limits, low below high; dimension {bad[0]} has "
-                f"{low[bad[0]]} and {high[bad[0]]}. Set them with gymnasium.wrappers.RescaleAction or TransformAction, "
+                f"{low[bad[0]]} and {high[bad[0]]}. Set them with gymnasium.wrappers.TransformAction(env, f, Box(…)), "
                 "or say what actions mean: adapt(…, action=ActionSpec(…))."
             )
         return ActionSpec(

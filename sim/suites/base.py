@@ -93,7 +93,8 @@ def steps_of(horizon: int | None, default: int | None, most: int | None = None) 
     """
     steps = default if horizon is None else horizon
     if not steps or steps < 1 or (most and steps > most):
-        raise ConfigError(f"task.horizon: expected 1 to {most or 'any number of'} steps, found {steps}")
+        hint = ". There is no time limit of its own: say task.horizon=<steps>" if steps is None else ""
+        raise ConfigError(f"task.horizon: expected 1 to {most or 'any number of'} steps, found {steps}{hint}")
     return steps
 
 

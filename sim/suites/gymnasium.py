@@ -11,6 +11,7 @@ import functools
 import importlib
 import inspect
 import re
+import sys
 from typing import Any, Literal, Unpack
 
 import gymnasium
@@ -93,11 +94,20 @@ def register(package: str) -> None:
                 gymnasium.register_envs(module)
     elif package in registry.admitted():
         importlib.import_module(package)
-    elif package:
+    elif package and not _registered_by(package):
         raise ConfigError(
             f"task.package={package!r}: expected one of {', '.join(KNOWN)}, or a package of your own that you admit: "
-            f"--allow {package}"
+            f"--allow {package}; in Python, import it first"
         )
+
+
+def _registered_by(package: str) -> bool:
+    """Return whether a module, which the program has imported itself, has registered ids."""
+    if package not in sys.modules:
+        return False
+    entries = (spec.entry_point for spec in gymnasium.registry.values())
+    modules = (e.partition(":")[0] if isinstance(e, str) else getattr(e, "__module__", "") for e in entries)
+    return any(module == package or module.startswith(f"{package}.") for module in modules)
 
 
 def make(
@@ -144,7 +154,8 @@ def make(
     _check_options(options or {}, "task.options")
     register(package)
     if name not in gymnasium.registry:
-        raise ConfigError(f"task.name={name!r}: no such id is registered. {closest(name, gymnasium.registry)}")
+        own = "" if package else " Of your own: task.package=<its module> --allow <its module>."
+        raise ConfigError(f"task.name={name!r}: no such id is registered. {closest(name, gymnasium.registry)}{own}")
     own = gymnasium.registry[name].max_episode_steps
     steps, options = steps_of(horizon, own, own), dict(options or {})
     chosen: dict[str, Any] = {"keys": keys, "cameras": cameras, "size": size}

@@ -16,6 +16,7 @@ from robopolicy.core.errors import ConfigError
 from robopolicy.sim.gymnasium.farm import Farm, MakeEnv, in_one_process
 from robopolicy.sim.gymnasium.info import Success
 from robopolicy.sim.gymnasium.info_columns import flag
+from robopolicy.sim.suites.base import seed32
 from robopolicy.utils.workers import TIMEOUT_S, Backend
 
 _log = logging.getLogger(__name__)
@@ -94,6 +95,15 @@ class TellsSuccess(gymnasium.Wrapper):
     def __init__(self, env: gymnasium.Env, success: Success, sparse: bool) -> None:
         super().__init__(env)
         self.success, self.sparse = success, sparse
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        """Seeds of an env that takes 32 bits alone, as `numpy.random.RandomState` does, are mapped by `seed32`."""
+        try:
+            return self.env.reset(seed=seed, options=options)
+        except ValueError as error:
+            if seed is None or "2**32" not in str(error):
+                raise
+            return self.env.reset(seed=seed32(seed), options=options)
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         """Raises ConfigError where the info does not tell success."""

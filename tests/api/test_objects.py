@@ -49,6 +49,11 @@ def test_one_episode_is_filmed(folder: Path, tmp_path: Path) -> None:
     held = round(0.8 / env.spec.dt)  # pictures of the last state
     assert len(list(read_mp4(out))) == rows.frame["length"].iloc[2] + held
     assert [p.name for p in out.parent.iterdir()] == ["a.mp4"]
-    for wrong, key in (({"out": "a.gif"}, "out: "), ({"out": "a.mp4", "episode": -1}, "episode: ")):
+    with pytest.raises(ConfigError, match=r"split: expected one of \('test', 'validation'\), found 'train'"):
+        rp.rollout(policy, env, split="train")  # type: ignore[arg-type]
+    wrongs = ({"out": "a.gif"}, "out: "), ({"out": "a.mp4", "episode": -1}, "episode: "), (
+        {"out": "a.mp4", "split": "val"}, "split: "
+    )  # fmt: skip
+    for wrong, key in wrongs:
         with pytest.raises(ConfigError, match=key):
             rp.film(policy, env, **wrong)  # type: ignore[arg-type]

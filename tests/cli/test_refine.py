@@ -21,6 +21,7 @@ QUIET = ("task=reach", "tracker=quiet", "seed=0", "threads=1")
         ["task=pick"],
         ["task=metaworld", "task.name=push-v3", "task.relative=true"],
         ["task=pick", "task.horizon=33", "task.objects=false"],
+        ["task=gymnasium", "task.name=Toy-v0", "task.package=my_toy"],
     ],
 )
 def test_a_task_is_written_as_it_was_chosen(words: list[str]) -> None:
@@ -38,11 +39,12 @@ def test_a_base_is_looked_at_refined_and_compared(
     assert main(["train", "algo=bc", *QUIET, f"dataset={data}", f"run_dir={base}", "loop.steps=200",
                  "validation_episodes=0"]) == 0  # fmt: skip
     capsys.readouterr()
-    command = ["refine", f"base={base}", "look_episodes=20", "env_steps=7000", "episodes=20", "videos=0",
+    command = ["refine", f"base={base}", "look_episodes=20", "env_steps=5000", "episodes=20", "videos=0",
                "tracker=quiet", "threads=1"]  # fmt: skip
     assert main([*command, f"out={out}", "plan_only=true"]) == 0
     planned = capsys.readouterr().out
-    assert "robopolicy train task=reach algo=residual loop.total_steps=7000" in planned and f"dataset={data}" in planned
+    assert "robopolicy train task=reach algo=residual loop.total_steps=5000" in planned and f"dataset={data}" in planned
+    assert "seed=0" in planned.split("by hand:")[1], "the same run"
     assert not (out / "refined").exists()
     assert main([*command, f"out={out}"]) == 0
     said = capsys.readouterr().out

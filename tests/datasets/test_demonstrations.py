@@ -88,6 +88,17 @@ def test_the_first_successes_in_seed_order_are_kept(tmp_path: Path, num_envs: in
     assert facts["env"] == {"id": "point", "digest": "point-1", "horizon": 12}
 
 
+def test_an_expert_may_act_in_numpy_and_needs_its_two_methods(tmp_path: Path) -> None:
+    expert = PointExpert(2)
+    act = expert.act
+    expert.act = lambda obs: act(obs).numpy()  # type: ignore[assignment]
+    done = record_demos(env=PointEnv(2), expert=expert, episodes=1, out=tmp_path / "data")
+    assert done.episodes == 1
+    with pytest.raises(ConfigError, match=r"expert: a object has no reset\(\)"):
+        record_demos(env=PointEnv(2), expert=object(), episodes=1, out=tmp_path / "none")  # type: ignore[arg-type]
+    assert not (tmp_path / "none").exists()
+
+
 def test_failures_can_be_kept(tmp_path: Path) -> None:
     done = record_demos(env=PointEnv(4), expert=PointExpert(4), episodes=6, out=tmp_path / "d", only_success=False)
     loaded = load_episodes(tmp_path / "d")

@@ -33,7 +33,8 @@ def overrides(facts: BaseFacts, env_steps: int | None = None) -> list[str]:
 
 def test_a_fast_env_has_the_recorded_preset_until_it_succeeds_always() -> None:
     assert overrides(FACTS) == ["algo=residual", "loop.total_steps=150000", "loop.stop_success=1"]
-    assert "loop.total_steps=7000" in overrides(FACTS, 7_000)
+    assert overrides(FACTS, 7_000)[1:] == ["loop.total_steps=7000", "loop.stop_success=1", "loop.warmup_steps=1400"]
+    assert overrides(FACTS, 30_000)[1:] == ["loop.total_steps=30000", "loop.stop_success=1"]
 
 
 def test_a_slow_env_has_more_updates_for_each_step() -> None:

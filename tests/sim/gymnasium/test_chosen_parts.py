@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from gymnasium.spaces import Box, Dict
 
-from robopolicy.core.errors import ConfigError
+from robopolicy.core.errors import ConfigError, SpecError
 from robopolicy.sim.gymnasium.chosen_parts import ChosenParts, nested
 
 
@@ -64,7 +64,7 @@ def test_the_envs_own_picture_is_a_camera():
     [
         ({"keys": ("sped",)}, "task.keys.*'speed'"),
         ({"keys": ("speed", "speed")}, "task.keys.*twice"),
-        ({"keys": ("top",)}, "task.keys"),
+        ({"keys": ("top",)}, r"task.keys: 'top' is a picture. Give task.cameras=\[top\]"),
         ({"cameras": ("tob",)}, "task.cameras.*'top'"),
         ({"cameras": ("render",)}, "task.cameras=render.*rgb_array"),
     ],
@@ -72,3 +72,18 @@ def test_the_envs_own_picture_is_a_camera():
 def test_what_there_is_not_is_named(options, said):
     with pytest.raises(ConfigError, match=said):
         ChosenParts(Nested(), **options)
+
+
+def test_a_render_that_shows_nothing_is_named():
+    env = Nested("rgb_array")
+    env.render = lambda: None
+    with pytest.raises(ConfigError, match=r"task\.cameras=render: expected a picture .* found NoneType"):
+        ChosenParts(env, cameras=("render",))
+
+
+def test_an_observation_without_a_declared_part_is_named():
+    env = Nested()
+    chosen = ChosenParts(env)
+    env.reset = lambda **_: ({"speed": np.zeros(1, np.float32)}, {})
+    with pytest.raises(SpecError, match=r"has no 'goal\.a', which its space declares; it has \['speed'\]"):
+        chosen.reset()

@@ -12,6 +12,7 @@ from gymnasium.spaces import Box
 
 from robopolicy.cli.main import main
 from robopolicy.core.errors import ConfigError, RobopolicyError, SpecError
+from robopolicy.core.rng import episode_seeds
 from robopolicy.core.types import STATE
 from robopolicy.sim.suites import gymnasium as gymnasium_task
 from robopolicy.sim.suites.vector_env import vector_env
@@ -46,7 +47,18 @@ class Says(Slide):
         return obs, reward, self.success and self.t == 4, False, dict(info)
 
 
+class Seeds32(Slide):
+    """Draws from a generator of NumPy's old kind, whose seeds have 32 bits."""
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=None)
+        self.start = np.random.RandomState(seed).uniform()  # as gym-aloha does
+        return np.full(1, self.start, np.float32), {}
+
+
 gymnasium.register("Slide-v0", entry_point=Slide, max_episode_steps=6)
+gymnasium.register("Seeds32-v0", entry_point=Seeds32, max_episode_steps=6)
+gymnasium.register("Endless-v0", entry_point=Slide)
 gymnasium.register("Says-v0", entry_point=Says, max_episode_steps=6)
 
 
@@ -155,7 +167,9 @@ def test_a_task_is_another_with_other_options():
     ("how", "said"),
     [
         ({"name": "Slid-v0"}, "no such id is registered. Did you mean 'Slide-v0'"),
+        ({"name": "Slid-v0"}, "Of your own: task.package=<its module> --allow <its module>"),
         ({"name": "Slide-v0", "horizon": 7}, "expected 1 to 6 steps, found 7"),
+        ({"name": "Endless-v0"}, "There is no time limit of its own: say task.horizon=<steps>"),
         (
             {"name": "Slide-v0", "package": "os"},
             "package='os': expected one of gym_pusht, gymnasium_robotics, or",
@@ -166,6 +180,21 @@ def test_what_is_wrong_is_named(how, said):
     with pytest.raises(ConfigError) as error:
         gymnasium_task.make(num_envs=1, **how)
     assert said in str(error.value)
+
+
+def test_an_env_whose_seeds_have_32_bits_starts_and_repeats():
+    env = gymnasium_task.make("Seeds32-v0", 2)
+    seeds = episode_seeds("test", 0, 2)
+    first = env.reset(seeds)[STATE]
+    assert torch.equal(env.reset(seeds)[STATE], first) and float(first[0]) != float(first[1])
+    assert not torch.equal(env.reset(episode_seeds("train", 0, 2))[STATE], first), "splits differ"
+
+
+def test_an_id_that_the_program_registered_needs_no_admission():
+    env = gymnasium_task.make("Slide-v0", 1, package=__name__)
+    assert env.spec.id
+    with pytest.raises(ConfigError, match="in Python, import it first"):
+        gymnasium_task.make("Slide-v0", 1, package="json")  # imported, and registers none
 
 
 def test_a_task_without_an_expert_says_so(tmp_path, capsys):
