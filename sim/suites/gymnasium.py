@@ -154,8 +154,8 @@ def make(
     _check_options(options or {}, "task.options")
     register(package)
     if name not in gymnasium.registry:
-        own = "" if package else " Of your own: task.package=<its module> --allow <its module>."
-        raise ConfigError(f"task.name={name!r}: no such id is registered. {closest(name, gymnasium.registry)}{own}")
+        hint = "" if package else " Of your own: task.package=<its module> --allow <its module>."
+        raise ConfigError(f"task.name={name!r}: no such id is registered. {closest(name, gymnasium.registry)}{hint}")
     own = gymnasium.registry[name].max_episode_steps
     steps, options = steps_of(horizon, own, own), dict(options or {})
     chosen: dict[str, Any] = {"keys": keys, "cameras": cameras, "size": size}
