@@ -29,7 +29,7 @@ class FactsFile(pydantic.BaseModel):
 
     action: ActionFacts = ActionFacts()
     outcomes: Outcomes | None = None
-    rename: dict[str, str] | None = None
+    rename: dict[str, str | None] | None = None
 
 
 def data_import(
@@ -38,7 +38,7 @@ def data_import(
     out: Path | None = None,
     action: ActionFacts | None = None,
     outcomes: Outcomes | None = None,
-    rename: dict[str, str] | None = None,
+    rename: dict[str, str | None] | None = None,
     facts: Path | None = None,
 ) -> Path:
     """Write down how to read a LeRobot dataset of others: what its actions mean, and which episodes succeeded.
@@ -52,7 +52,8 @@ def data_import(
             dataset that robopolicy recorded is only copied there.
         action: what an action means, as in ActionSpec; what is left out is inferred.
         outcomes: success: every episode reaches the goal; recorded: as the dataset says, if it does. None: recorded.
-        rename: {the dataset's key: ours} of observations; None: cameras get the names that policies expect.
+        rename: {the dataset's key: ours} of observations, null to leave one out. Cameras that are not named get the
+            names that policies expect.
         facts: YAML file with `action`, `outcomes` and `rename`, for datasets that are recorded again and again.
 
     Returns:
@@ -82,7 +83,7 @@ def data_import(
         before = _said_before(opened)
         merged = ActionFacts(**{**before.action.given, **merged.given})
         spec, inferred = _action(opened, merged, dataset, out)
-        renamed = next(r for r in (rename, given.rename, before.rename, infer_names(opened)) if r is not None)
+        renamed = {**infer_names(opened), **(before.rename or {}), **(given.rename or {}), **(rename or {})}
         chosen = outcomes or given.outcomes or before.outcomes or "recorded"
         annotate_dataset(folder, action_spec=spec, rename=renamed, outcomes=chosen, inferred=inferred)
     _report(out or source, opened, spec, inferred, renamed, chosen, version)
@@ -152,7 +153,7 @@ def _is_ours(source: DatasetInfo) -> bool:
 
 
 def _report(
-    path: Path, source: DatasetInfo, spec: ActionSpec, inferred: dict[str, str], rename: dict[str, str],
+    path: Path, source: DatasetInfo, spec: ActionSpec, inferred: dict[str, str], rename: dict[str, str | None],
     outcomes: Outcomes, version: str,
 ) -> None:  # fmt: skip
     print(f"{path}: {source.info.total_episodes} episodes, {source.info.total_frames} frames at {source.fps:g} Hz"
@@ -160,7 +161,7 @@ def _report(
     for name, reason in inferred.items():
         print(f"  inferred action.{name}={_shown(getattr(spec, name))}: {reason}")
     for old, new in rename.items():
-        print(f"  {old} is read as {new}")
+        print(f"  {old} is {'left out' if new is None else f'read as {new}'}")
     if outcomes == "recorded" and not {"next.success", "next.reward"} & set(source.columns):
         print("  no success is recorded: imitation needs none; for reinforcement learning, if every episode reaches "
               f"the goal: robopolicy data import dataset={path} outcomes=success")  # fmt: skip

@@ -43,7 +43,7 @@ def annotate_dataset(
     path: str | Path,
     *,
     action_spec: ActionSpec,
-    rename: Mapping[str, str] | None = None,
+    rename: Mapping[str, str | None] | None = None,
     outcomes: Literal["recorded", "success"] = "recorded",
     inferred: Mapping[str, str] | None = None,
 ) -> None:
@@ -77,7 +77,7 @@ def load_episodes(
     cameras: Sequence[str] | None = None,
     episodes: Sequence[int] | None = None,
     action_spec: ActionSpec | None = None,
-    rename: Mapping[str, str] | None = None,
+    rename: Mapping[str, str | None] | None = None,
     min_length: int = 1,
     outcomes: Literal["recorded", "success"] | None = None,
     incomplete: bool = True,
@@ -89,7 +89,8 @@ def load_episodes(
         cameras: names of cameras to load, e.g. `("front",)`; None: those in `needed`, or all.
         episodes: indices of episodes to load; None: all.
         action_spec: meaning of the actions. Required for datasets that robopolicy did not record, else verified.
-        rename: {dataset's key: our key}, e.g. `{"observation.image": "observation.images.top"}`; None: as annotated.
+        rename: {dataset's key: our key}, e.g. `{"observation.image": "observation.images.top"}`, or None to leave one
+            out; None: as annotated.
         min_length: least number of frames of every episode.
         outcomes: "success" declares every episode a success with reward 1 at its last frame, for good demonstrations
             without rewards; None: as annotated, else "recorded".

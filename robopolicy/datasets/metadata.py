@@ -41,7 +41,7 @@ class RecordingMeta:
     tasks: tuple[str, ...]
     observation: tuple[str, ...]
     complete: bool = False
-    rename: dict[str, str] = field(default_factory=dict)
+    rename: dict[str, str | None] = field(default_factory=dict)
     outcomes: Literal["recorded", "success"] = "recorded"
     provenance: dict[str, Any] = field(default_factory=dict)
     versions: dict[str, str] = field(default_factory=installed_versions)

@@ -49,8 +49,11 @@ class DatasetInfo:
     repeats_state: bool = False
 
     @classmethod
-    def open(cls, path: Path, rename: Mapping[str, str] | None = None) -> DatasetInfo:
-        """Read the metadata. `rename`: the dataset's key -> ours; None: as it was annotated.
+    def open(cls, path: Path, rename: Mapping[str, str | None] | None = None) -> DatasetInfo:
+        """Read the metadata.
+
+        Args:
+            rename: the dataset's key -> ours, or None to leave it out. None for the whole: as it was annotated.
 
         Raises:
             DataError: no LeRobot v3 dataset; names every value that is missing or of another type.
@@ -60,7 +63,9 @@ class DatasetInfo:
         return source
 
     @classmethod
-    def examine(cls, path: Path, rename: Mapping[str, str] | None = None) -> tuple[DatasetInfo, list[Defect]]:
+    def examine(
+        cls, path: Path, rename: Mapping[str, str | None] | None = None
+    ) -> tuple[DatasetInfo, list[Defect]]:  # fmt: skip
         """Open a dataset like `open`, but list all defects and leave the broken parts out.
 
         Raises:
@@ -83,16 +88,16 @@ class DatasetInfo:
         recorded = meta.observation if meta is not None and meta.provenance.get("annotated") is not True else None
         repeats = recorded is not None and ENV_STATE in columns and ENV_STATE not in (*recorded, *rename)
         for key, column in columns.items():
+            name = rename.get(key, key)
             if not (key.startswith("observation") or key in rename) or column.is_text or column.is_depth:
                 continue
-            if repeats and key == ENV_STATE:
+            if name is None or (repeats and key == ENV_STATE):
                 continue
             try:
                 feature = _feature(key, column, info.video_path)
             except ValueError as error:
                 defects.append(Defect(f"meta/info.json, features.{key}", str(error), _RESTORE))
                 continue
-            name = rename.get(key, key)
             if name in offered:
                 defects.append(Defect(name, f"{key!r} and {names_there[name]!r} both have this name", "Rename one"))
                 continue

@@ -176,6 +176,9 @@ def test_a_column_of_any_name_can_be_an_observation(tmp_path: Path) -> None:
     data_import(dataset=path, action=units, rename={"state": "observation.state"})
     found = load_episodes(path)
     np.testing.assert_array_equal(found.obs["observation.state"][: LENGTHS[0]].numpy(), arrays(LENGTHS[0], 0)[0])
+    words = ["data", "import", f"dataset={path}", "rename={observation.environment_state: null}"]
+    assert "observation.environment_state" in found.obs and main(words) == 0
+    assert set(load_episodes(path).obs) == {"observation.state", "task_index"}, "what was named before stays"
 
 
 def test_a_state_with_nan_shows_no_reference(tmp_path: Path) -> None:
