@@ -62,7 +62,8 @@ class ObservationEncoder(nn.Module):
         if strange or not keys:
             raise SpecError(
                 f"observation keys must be float32, {IMAGES}<camera>, {POINTS}<camera> or {TASK}; "
-                f"found {strange or 'none at all'}. Convert them to float32 in the dataset or leave them out."
+                f"found {strange or 'none at all'}. Convert them to float32 in the dataset, or leave "
+                "them out: robopolicy data import dataset=… 'rename={<key>: null}'."
             )
         self.image_shift, self.point_dropout = image_shift, point_dropout
         self.out_dim: int = 0
