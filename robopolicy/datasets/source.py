@@ -143,11 +143,9 @@ def _read_info(path: Path) -> tuple[Info, frozenset[str], list[Defect]]:
     data = read_json(file)
     version = data.get("codebase_version")
     if isinstance(version, str) and not version.startswith("v3."):
-        how = (
-            f"robopolicy data import dataset={path} out={path}_v3"
-            if version == OLD
-            else (f"First to {OLD}, by the converter of an older LeRobot")
-        )
+        how = f"First to {OLD}, by the converter of an older LeRobot"
+        if version == OLD:
+            how = f"robopolicy data import dataset={path} out={path}_v3"
         raise DataError(f"{path}: LeRobot format {version}, expected v3.x. Convert it: {how}")
     try:
         return Info.model_validate(data), frozenset(), []

@@ -34,14 +34,10 @@ class CheckedEnv:
         except RobopolicyError:
             raise
         except Exception as error:
-            hint = (
-                ""
-                if "2**32" not in str(error)
-                else (
-                    "\nEpisode seeds have up to 42 bits: take them by super().reset(seed=seed) and self.np_random, or "
-                    "reduce them by seed % 2**32."
-                )
-            )
+            hint = ""
+            if "2**32" in str(error):
+                hint = ("\nEpisode seeds have up to 42 bits: draw from self.np_random after super().reset(seed=seed), "
+                        "or reduce them by seed % 2**32.")  # fmt: skip
             raise RobopolicyError(f"{self.id}: the env's {what} failed:\n{traceback.format_exc()}{hint}") from error
         if isinstance(result, tuple) and len(result) == count:
             return result
