@@ -18,6 +18,7 @@ import torch
 torch.set_num_threads(1)
 
 COMPILES = "test_robots.py::test_an_arm_that_hears_nothing_plays_the_certified_stop"
+WARM = Path(__file__).with_name("warm_process.py")
 LONGEST = ("test_docs.py", "test_promises.py", "test_install_size.py", "test_sweep_ray.py")
 
 
@@ -48,30 +49,38 @@ class WarmProcess:
             return
         with self.door.with_suffix(".lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
-            self._line = self._lines.enter_context(socket.socket(socket.AF_UNIX))
-            try:
-                self._line.connect(str(self.door))
-            except FileNotFoundError:
+            line = self._connect()
+            if line is None:
+                if self.door.exists():  # it leaves none behind where it ends by itself
+                    warnings.warn(f"the warm process has ended: {self._log()}", stacklevel=2)
                 self._start()
-            except ConnectionRefusedError:
-                warnings.warn(f"the warm process has ended: {self._log()}", stacklevel=2)
-                self.door.unlink()
-                self._start()
-            self._line.sendall(b"h")
+                line = self._connect()
+            assert line is not None, self._log()
+            self._line = self._lines.enter_context(line)
+
+    def _connect(self) -> socket.socket | None:
+        """Return a line that the process holds on to; None where nothing answers."""
+        line = socket.socket(socket.AF_UNIX)
+        with contextlib.suppress(OSError):
+            line.connect(str(self.door))
+            line.sendall(b"h")
+            if line.recv(1):
+                return line
+        line.close()
+        return None
 
     def _start(self) -> None:
         environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
         environment["JE_ARROW_MALLOC_CONF"] = "background_thread:false"  # a process with threads should not fork
         environment["HF_LEROBOT_HOME"] = str(self._lerobot_home)  # LeRobot reads it when imported
-        program = Path(__file__).with_name("warm_process.py")
+        for left in (self.door, Path(f"{self.door}.new")):
+            left.unlink(missing_ok=True)
         with self.door.with_suffix(".log").open("w") as log:
-            process = subprocess.Popen([sys.executable, "-P", program, "serve", self.door], env=environment, cwd="/",
+            process = subprocess.Popen([sys.executable, "-P", WARM, "serve", self.door], env=environment, cwd="/",
                                        stdin=subprocess.DEVNULL, stdout=log, stderr=log)  # fmt: skip
         while not self.door.exists():
             assert process.poll() is None, self._log()
             time.sleep(0.05)
-        assert self._line is not None
-        self._line.connect(str(self.door))
 
     def _log(self) -> str:
         return self.door.with_suffix(".log").read_text()[-2000:]
@@ -79,10 +88,10 @@ class WarmProcess:
     @staticmethod
     def _runs(line: socket.socket) -> bool:
         try:
-            return bool(line.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT))  # it never says anything
+            return bool(line.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT))  # it says nothing more
         except BlockingIOError:
             return True
-        except ConnectionResetError:
+        except OSError:
             return False
 
 
@@ -98,5 +107,4 @@ def warm_process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WarmProce
 def warm_python(warm_process: WarmProcess) -> list[str]:
     """The words of a command that stand for `python`, with the large packages imported already."""
     warm_process.hold()
-    program = Path(__file__).with_name("warm_process.py")
-    return [sys.executable, "-I", "-S", str(program), "ask", str(warm_process.door)]
+    return [sys.executable, "-I", "-S", str(WARM), "ask", str(warm_process.door)]

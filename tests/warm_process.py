@@ -27,7 +27,7 @@ def ask(path: str, words: list[str]) -> int:
     with socket.socket(socket.AF_UNIX) as line:
         try:
             line.connect(path)
-        except ConnectionRefusedError:
+        except (ConnectionRefusedError, FileNotFoundError):
             with open(path.replace(".socket", ".log")) as log:
                 sys.exit(f"the warm process has ended: {log.read()[-2000:]}")
         socket.send_fds(line, [b"r"], [0, 1, 2])
@@ -63,6 +63,7 @@ def serve(path: str) -> int:
                     line, _ = door.accept()
                     kind, streams, _, _ = socket.recv_fds(line, 1, 3)
                     if kind == b"h":
+                        line.sendall(b"k")
                         lines.register(line, selectors.EVENT_READ)
                         held += 1
                     elif kind == b"r" and os.fork() == 0:
@@ -76,6 +77,7 @@ def serve(path: str) -> int:
                     lines.unregister(key.fileobj)
                     held -= 1
                     if not held:
+                        os.unlink(path)
                         return 0
 
 
