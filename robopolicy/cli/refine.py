@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from dataclasses import replace
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import yaml
 from rich.console import Console
 from rich.table import Table
 
@@ -34,6 +36,7 @@ from robopolicy.training.refinement_rules import BaseFacts, Choice, choose
 from robopolicy.utils.threads import set_threads
 
 NUM_ENVS = 50  # of the look
+_PLAIN = re.compile(r"[\w./:+-]+")  # text that Hydra reads as it stands, unless it is a number or the like
 
 
 def refine(
@@ -80,8 +83,8 @@ def refine(
     )  # fmt: skip
     refined = out / "refined"
     choices = stages.run("choice", "settings by the rules of docs/refine.md", lambda: choose(facts, env_steps))
-    more = {"seed": seed, **({} if device == "cpu" else {"device": device})}
-    overrides = _show(console, choices, node, {"base": base, "dataset": dataset, "run_dir": refined, **more})
+    given = {"base": base, "dataset": dataset, "run_dir": refined, "seed": seed, "device": device, "threads": threads}
+    overrides = _show(console, choices, node, given)
     if plan_only:
         return None
     common: dict[str, Any] = {"task": node, "threads": threads, "device": device}
@@ -158,7 +161,7 @@ def _show(console: Console, choices: list[Choice], task: dict[str, Any], given: 
     console.print(table)
     overrides = [override for choice in choices for override in choice.overrides]
     words = ["robopolicy", "train", *task_overrides(task), *overrides,
-             *(f"{k}={v}" for k, v in given.items() if v is not None),
+             *(f"{k}={_written(v)}" for k, v in given.items() if v is not None),
              *(word for module in registry.admitted() for word in ("--allow", module))]  # fmt: skip
     console.print(f"\nthe same by hand:\n{shlex.join(words)}", soft_wrap=True, markup=False, highlight=False)
     return overrides
@@ -183,4 +186,7 @@ def _written(value: Any) -> str:
         return f"[{','.join(map(_written, value))}]"
     if isinstance(value, dict):
         return "{" + ", ".join(f"{k}: {_written(v)}" for k, v in value.items()) + "}"
-    return str(value)
+    text = str(value)
+    if isinstance(value, str | Path) and not (_PLAIN.fullmatch(text) and yaml.safe_load(text) == text):
+        return "'" + text.replace("'", "\\'") + "'"
+    return text

@@ -79,7 +79,7 @@ def check_paths(config: Mapping[str, Any]) -> None:
             continue
         if name in ("dataset", "memory"):
             if not list(path.parent.glob(f".{path.name}.recording-*")):  # left by a recording that was killed
-                hub = " A dataset of the hub is hub:<owner>/<name>." if text.count("/") == 1 else ""
+                hub = "" if path.parent.is_dir() else " A dataset of the hub is hub:<owner>/<name>."
                 raise DataError(
                     f"{key}={text}: no dataset here. Expected the directory of a LeRobotDataset v3; `robopolicy demos` "
                     f"records one.{hub}"

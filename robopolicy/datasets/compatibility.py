@@ -21,8 +21,9 @@ def check_same_data(spec: PolicySpec, episodes: Episodes, *, base: Path, dataset
     if problems:
         hint = "Is one of them of another task?"
         if all(p.startswith(("action.low", "action.high")) for p in problems):
-            hint = ("Limits that were taken from the data differ between recordings of one arm. Give both its own: "
-                    "robopolicy data import dataset=… 'action.low=[…]' 'action.high=[…]'")  # fmt: skip
+            hint = ("Limits that were taken from the data differ between recordings of one arm. Give both datasets "
+                    "the arm's own, robopolicy data import dataset=… 'action.low=[…]' 'action.high=[…]', and train the "
+                    "base again.")  # fmt: skip
         raise SpecError(f"base={base} and dataset={dataset} do not fit:\n  - " + "\n  - ".join(problems) + f"\n{hint}")
 
 

@@ -17,6 +17,7 @@ from robopolicy.datasets.action_facts import ASKED, ActionFacts, join_facts
 from robopolicy.datasets.foreign import copied, fetch, format_of, is_hub
 from robopolicy.datasets.infer import Fact, infer_facts, infer_names
 from robopolicy.datasets.lerobot_reader import annotate_dataset
+from robopolicy.datasets.metadata import META_FILE, RESTORE
 from robopolicy.datasets.source import OLD, DatasetInfo
 
 Outcomes = Literal["recorded", "success"]
@@ -43,7 +44,7 @@ def data_import(
 ) -> Path:
     """Write down how to read a LeRobot dataset of others: what its actions mean, and which episodes succeeded.
 
-    Facts are taken from the keys, then from the file `facts`, then from what this command was told before, and else
+    Facts are taken from the keys, then from the file `facts`, then from earlier answers where no copy is made, and else
     inferred from names and numbers of the dataset.
 
     Args:
@@ -80,13 +81,15 @@ def data_import(
         if _is_ours(opened) and out is not None and not (merged.given or outcomes or rename or facts):
             print(f"{out}: recorded by robopolicy, {opened.info.total_episodes} episodes, fetched as it is")
             return out
-        before = _said_before(opened)
-        merged = ActionFacts(**{**before.action.given, **merged.given})
-        spec, inferred = _action(opened, merged, dataset, out)
-        renamed = {**infer_names(opened), **(before.rename or {}), **(given.rename or {}), **(rename or {})}
-        chosen = outcomes or given.outcomes or before.outcomes or "recorded"
+        earlier = _earlier_answers(opened) if out is None else FactsFile()  # a copy may bring a stranger's
+        kept = {k: v for k, v in earlier.action.given.items() if k not in merged.given}
+        kept_names = {k: v for k, v in (earlier.rename or {}).items() if k in opened.columns}
+        renamed = {**infer_names(opened), **kept_names, **(given.rename or {}), **(rename or {})}
+        opened = DatasetInfo.open(folder, renamed)
+        spec, inferred = _action(opened, ActionFacts(**{**kept, **merged.given}), dataset, out)
+        chosen = outcomes or given.outcomes or earlier.outcomes or "recorded"
         annotate_dataset(folder, action_spec=spec, rename=renamed, outcomes=chosen, inferred=inferred)
-    _report(out or source, opened, spec, inferred, renamed, chosen, version)
+    _report(out or source, opened, spec, inferred, kept, renamed, chosen, version)
     return out or source
 
 
@@ -136,12 +139,17 @@ def _action(
     return ActionSpec(**fields), {k: fact.reason for k, fact in found.items() if k not in given.given}
 
 
-def _said_before(source: DatasetInfo) -> FactsFile:
-    """Return what earlier calls were told about a dataset, without what they inferred."""
+def _earlier_answers(source: DatasetInfo) -> FactsFile:
+    """Return the facts that earlier calls were given about a dataset, without those that they inferred."""
     meta = source.meta
     if meta is None or _is_ours(source):
         return FactsFile()
-    told = {k: v for k, v in asdict(meta.action).items() if k not in meta.provenance.get("inferred", {})}
+    inferred = meta.provenance.get("inferred")
+    if not isinstance(inferred, dict):
+        raise DataError(
+            f"{source.root / META_FILE}: provenance.inferred: expected an object, found {inferred!r}. {RESTORE}"
+        )
+    told = {k: v for k, v in asdict(meta.action).items() if k not in inferred}
     if "gripper" in told and told["gripper"] is None:
         told["gripper"] = "none"
     return FactsFile(action=ActionFacts(**told), outcomes=meta.outcomes, rename=meta.rename or None)
@@ -153,21 +161,25 @@ def _is_ours(source: DatasetInfo) -> bool:
 
 
 def _report(
-    path: Path, source: DatasetInfo, spec: ActionSpec, inferred: dict[str, str], rename: dict[str, str | None],
-    outcomes: Outcomes, version: str,
+    path: Path, source: DatasetInfo, spec: ActionSpec, inferred: dict[str, str], kept: dict[str, Any],
+    rename: dict[str, str | None], outcomes: Outcomes, version: str,
 ) -> None:  # fmt: skip
     print(f"{path}: {source.info.total_episodes} episodes, {source.info.total_frames} frames at {source.fps:g} Hz"
           + ("" if version.startswith("v3.") else f", converted from {version}"))  # fmt: skip
     for name, reason in inferred.items():
         print(f"  inferred action.{name}={_shown(getattr(spec, name))}: {reason}")
+    for name in kept:
+        print(f"  kept action.{name}={_shown(getattr(spec, name))}, as it was given earlier")
+    if outcomes == "success":
+        print("  outcomes=success: every episode reaches the goal")
     for old, new in rename.items():
         print(f"  {old} is {'left out' if new is None else f'read as {new}'}")
     if outcomes == "recorded" and not {"next.success", "next.reward"} & set(source.columns):
         print("  no success is recorded: imitation needs none; for reinforcement learning, if every episode reaches "
-              f"the goal: robopolicy data import dataset={path} outcomes=success")  # fmt: skip
+              f"the goal: {command(path, None, [])} outcomes=success")  # fmt: skip
     limits = "Limits are those of the data: give action.low and action.high of the arm before you train. "
     print(f"{limits if 'low' in inferred else ''}A wrong fact is replaced by its key: "
-          f"robopolicy data import dataset={path} action.<fact>=…\n"
+          f"{command(path, None, [])} action.<fact>=…\n"
           f"Next: robopolicy data check dataset={path}; robopolicy train dataset={path} run_dir=runs/bc")  # fmt: skip
 
 

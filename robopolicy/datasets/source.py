@@ -24,6 +24,7 @@ _GIVE_SPEC = (
     "Nothing says what its actions mean. Say it once: `robopolicy data import dataset={root}` infers what it can and "
     "asks for the rest. In Python pass action_spec= whenever it is loaded; docs/bring_your_own/dataset.md shows how."
 )
+_COUNTERS = {"timestamp", "frame_index", "episode_index", "index", "task_index"}  # LeRobot's columns of every dataset
 _RESTORE = "Restore meta/info.json from a copy, or record again"
 # Stands for a value that is unusable, so that a check can go on with the others.
 _INSTEAD: dict[str, Any] = {
@@ -83,6 +84,7 @@ class DatasetInfo:
         for old in rename:
             if old not in columns:
                 raise DataError(f"{path}: rename names {old!r}, which is not there. {closest(old, columns)}")
+            _check_rename(path, old, rename[old], columns[old])
         offered: dict[str, Feature] = {}
         names_there: dict[str, str] = {}
         recorded = meta.observation if meta is not None and meta.provenance.get("annotated") is not True else None
@@ -122,6 +124,17 @@ class DatasetInfo:
     def film(self, key: str, chunk: int, file: int) -> Path:
         """Return the video file of camera `key` (the dataset's name)."""
         return self.root / str(self.info.video_path).format(video_key=key, chunk_index=chunk, file_index=file)
+
+
+def _check_rename(path: Path, old: str, new: str | None, column: Column) -> None:
+    """Raise DataError unless a column may be read as the observation `new`, or be left out."""
+    if old == "action" or old in _COUNTERS or old.startswith("next."):
+        raise DataError(f"{path}: rename names {old!r}, which is no observation. Name observations alone.")
+    if new is not None and not new.startswith("observation."):
+        raise DataError(f"{path}: rename={{{old}: {new}}}: expected a name that begins with 'observation.'")
+    if new is not None and (column.is_text or column.is_depth):
+        kind = "text" if column.is_text else "a depth picture"
+        raise DataError(f"{path}: rename names {old!r}, which is {kind} and cannot be read. Leave it away.")
 
 
 def _read_info(path: Path) -> tuple[Info, frozenset[str], list[Defect]]:

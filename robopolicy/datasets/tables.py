@@ -96,7 +96,8 @@ def _check_places(
     for camera in cameras:
         found += check_spans(camera, spans, blocks, stamps, source.fps).of(episodes)
     if found and stamps is not None:  # films of another rate do not fit their frames either
-        raise_defects((d for block in blocks for d in check_rate(block, stamps, source.fps)), source.root)
+        chosen = [block for block in blocks if episodes is None or block.index in episodes]
+        raise_defects((d for block in chosen for d in check_rate(block, stamps, source.fps)), source.root)
     raise_defects(found, source.root)
     return spans
 

@@ -97,7 +97,7 @@ def register(package: str) -> None:
     elif package and not _registered_by(package):
         raise ConfigError(
             f"task.package={package!r}: expected one of {', '.join(KNOWN)}, or a package of your own that you admit: "
-            f"--allow {package}; in Python, import it first"
+            f"--allow {package}. In Python import it first, and give no task.processes"
         )
 
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -10,7 +11,9 @@ from robopolicy.cli.main import main
 from robopolicy.cli.refine import task_overrides
 from robopolicy.cli.verbs import find_verb
 from robopolicy.config.compose import compose, task_node
+from robopolicy.config.schema import plain
 from robopolicy.evaluation.statistics import Interval
+from robopolicy.runs.run_dir import read_config
 
 QUIET = ("task=reach", "tracker=quiet", "seed=0", "threads=1")
 
@@ -22,6 +25,7 @@ QUIET = ("task=reach", "tracker=quiet", "seed=0", "threads=1")
         ["task=metaworld", "task.name=push-v3", "task.relative=true"],
         ["task=pick", "task.horizon=33", "task.objects=false"],
         ["task=gymnasium", "task.name=Toy-v0", "task.package=my_toy"],
+        ["task=gymnasium", "task.name='1'", "task.package=my_toy", "task.text='it\\'s a, b: {c} (d) = e'"],
     ],
 )
 def test_a_task_is_written_as_it_was_chosen(words: list[str]) -> None:
@@ -44,12 +48,16 @@ def test_a_base_is_looked_at_refined_and_compared(
     assert main([*command, f"out={out}", "plan_only=true"]) == 0
     planned = capsys.readouterr().out
     assert "robopolicy train task=reach algo=residual loop.total_steps=5000" in planned and f"dataset={data}" in planned
-    assert "seed=0" in planned.split("by hand:")[1], "the same run"
+    by_hand = shlex.split(planned.split("by hand:\n")[1].splitlines()[0])
+    assert by_hand[:2] == ["robopolicy", "train"]
     assert not (out / "refined").exists()
     assert main([*command, f"out={out}"]) == 0
     said = capsys.readouterr().out
     assert (out / "refined" / "comparison.json").is_file() and (out / "refined" / "report.html").is_file()
     assert "5/5 report" in said
+    written, run = compose(find_verb("train"), by_hand[2:]), read_config(out / "refined")
+    unlike = {k for k in written if k not in ("tracker", "run_dir") and plain(written[k]) != plain((run or {}).get(k))}
+    assert not unlike, {k: (written[k], (run or {}).get(k)) for k in unlike}
     monkeypatch.setattr(cli, "invoke", lambda verb, *_, **__: SimpleNamespace(difference=Interval(-0.3, -0.4, -0.2)))
     assert main([*command, f"out={tmp_path / 'again'}"]) == 0
     again = capsys.readouterr().out

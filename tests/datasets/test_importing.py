@@ -148,19 +148,32 @@ def test_facts_of_the_command_line_win_over_the_file_and_that_over_the_data(tmp_
         data_import(dataset=path, facts=facts)
 
 
-def test_what_was_said_stays_until_its_own_key_is_given_again(tmp_path: Path) -> None:
+def test_earlier_answers_stay_until_their_own_key_is_given_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     path = recorded(tmp_path / "arm", names=("a", "b", "c"))
-    said = dict(units=("m",), frame="base", tcp="x", rotation="none", gripper="none")
+    given = dict(units=("m",), frame="base", tcp="x", rotation="none", gripper="none", reference="absolute")
     rename = {"observation.state": "observation.joints"}
-    data_import(dataset=path, action=ActionFacts(**said), outcomes="success", rename=rename)  # type: ignore[arg-type]
+    data_import(dataset=path, action=ActionFacts(**given), outcomes="success", rename=rename)  # type: ignore[arg-type]
     data_import(dataset=path, action=ActionFacts(low=(-9.0,), high=(9.0,)))
     data_import(dataset=path, action=ActionFacts(tcp="flange"))
+    said = capsys.readouterr().out
+    assert (
+        "kept action.units=[m,m,m]" in said and "outcomes=success" in said and "is read as observation.joints" in said
+    )
     found = load_episodes(path)
     assert found.action_spec.units == ("m",) * 3 and found.action_spec.high == (9.0,) * 3
     assert (found.action_spec.tcp, found.action_spec.gripper) == ("flange", None) and bool(found.success.any())
     assert "observation.joints" in found.obs
     inferred = json.loads((path / "meta" / "robopolicy.json").read_text())["provenance"]["inferred"]
-    assert set(inferred) == {"names", "reference", "gripper_meaning"}
+    assert set(inferred) == {"names", "gripper_meaning"}, "with another name the state shows no reference"
+    with pytest.raises(ConfigError, match=r"action\.units"):
+        data_import(dataset=path, out=tmp_path / "copy")  # a copy may hold a stranger's answers
+    meta = json.loads((path / "meta" / "robopolicy.json").read_text())
+    meta["provenance"]["inferred"] = 5
+    (path / "meta" / "robopolicy.json").write_text(json.dumps(meta))
+    with pytest.raises(DataError, match=r"provenance\.inferred: expected an object, found 5"):
+        data_import(dataset=path)
 
 
 def test_a_column_of_any_name_can_be_an_observation(tmp_path: Path) -> None:
@@ -170,15 +183,33 @@ def test_a_column_of_any_name_can_be_an_observation(tmp_path: Path) -> None:
             file.write_text(file.read_text().replace('"observation.state"', '"state"'))
         elif "observation.state" in (table := pd.read_parquet(file)).columns:
             table.rename(columns={"observation.state": "state"}).to_parquet(file)
-    units = ActionFacts(units=("rad",), reference="absolute")
-    data_import(dataset=path, action=units)
+    units = ActionFacts(units=("rad",))
+    with pytest.raises(ConfigError, match=r"action\.reference"):
+        data_import(dataset=path, action=units)
+    data_import(dataset=path, action=ActionFacts(units=("rad",), reference="absolute"))
     assert "observation.state" not in load_episodes(path).obs
-    data_import(dataset=path, action=units, rename={"state": "observation.state"})
+    (path / "meta" / "robopolicy.json").unlink()
+    data_import(dataset=path, action=units, rename={"state": "observation.state"})  # and it shows the reference
     found = load_episodes(path)
     np.testing.assert_array_equal(found.obs["observation.state"][: LENGTHS[0]].numpy(), arrays(LENGTHS[0], 0)[0])
     words = ["data", "import", f"dataset={path}", "rename={observation.environment_state: null}"]
     assert "observation.environment_state" in found.obs and main(words) == 0
     assert set(load_episodes(path).obs) == {"observation.state", "task_index"}, "what was named before stays"
+
+
+@pytest.mark.parametrize(
+    ("rename", "match"),
+    [
+        ({"action": "observation.action"}, "'action', which is no observation"),
+        ({"timestamp": None}, "'timestamp', which is no observation"),
+        ({"observation.state": "task_index"}, r"expected a name that begins with 'observation\.'"),
+        ({"observation.state": "../x"}, r"expected a name that begins with 'observation\.'"),
+    ],
+)
+def test_names_that_are_none_of_observations_are_refused(rename: Any, match: str, tmp_path: Path) -> None:
+    path = recorded(tmp_path / "arm")
+    with pytest.raises(DataError, match=match):
+        data_import(dataset=path, action=ActionFacts(units=("rad",)), rename=rename)
 
 
 def test_a_state_with_nan_shows_no_reference(tmp_path: Path) -> None:

@@ -4,10 +4,12 @@ from dataclasses import replace
 
 import pytest
 
+from robopolicy.cli.verbs import find_verb
+from robopolicy.config.compose import compose
 from robopolicy.core.errors import ConfigError
 from robopolicy.core.specs import state_columns
 from robopolicy.core.types import Feature
-from robopolicy.training.refinement_rules import BaseFacts, check_keys, choose, relative_elements
+from robopolicy.training.refinement_rules import SCHEDULE, BaseFacts, check_keys, choose, relative_elements
 
 _THINGS = ("hand", "object", "other", "before_hand", "goal", "hand_to_object", "object_to_goal")
 METAWORLD = tuple(f"{thing}_{axis}" for thing in _THINGS for axis in "xyz")  # fmt: skip
@@ -34,6 +36,8 @@ def overrides(facts: BaseFacts, env_steps: int | None = None) -> list[str]:
 def test_a_fast_env_has_the_recorded_preset_until_it_succeeds_always() -> None:
     assert overrides(FACTS) == ["algo=residual", "loop.total_steps=150000", "loop.stop_success=1"]
     assert overrides(FACTS, 7_000)[1:] == ["loop.total_steps=7000", "loop.stop_success=1", "loop.warmup_steps=1400"]
+    preset = compose(find_verb("train"), ["algo=residual", "task=reach", "base=zero_action", "run_dir=x"])
+    assert preset["loop"]["warmup_steps"] + preset["algo"]["penalty_steps"] == SCHEDULE
     assert overrides(FACTS, 30_000)[1:] == ["loop.total_steps=30000", "loop.stop_success=1"]
 
 

@@ -193,7 +193,7 @@ def test_an_env_whose_seeds_have_32_bits_starts_and_repeats():
 def test_an_id_that_the_program_registered_needs_no_admission():
     env = gymnasium_task.make("Slide-v0", 1, package=__name__)
     assert env.spec.id
-    with pytest.raises(ConfigError, match="in Python, import it first"):
+    with pytest.raises(ConfigError, match="In Python import it first, and give no task"):
         gymnasium_task.make("Slide-v0", 1, package="json")  # imported, and registers none
 
 
