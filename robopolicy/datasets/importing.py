@@ -149,10 +149,10 @@ def _earlier_answers(source: DatasetInfo) -> FactsFile:
         raise DataError(
             f"{source.root / META_FILE}: provenance.inferred: expected an object, found {inferred!r}. {RESTORE}"
         )
-    told = {k: v for k, v in asdict(meta.action).items() if k not in inferred}
-    if "gripper" in told and told["gripper"] is None:
-        told["gripper"] = "none"
-    return FactsFile(action=ActionFacts(**told), outcomes=meta.outcomes, rename=meta.rename or None)
+    stated = {k: v for k, v in asdict(meta.action).items() if k not in inferred}
+    if "gripper" in stated and stated["gripper"] is None:
+        stated["gripper"] = "none"
+    return FactsFile(action=ActionFacts(**stated), outcomes=meta.outcomes, rename=meta.rename or None)
 
 
 def _is_ours(source: DatasetInfo) -> bool:

@@ -22,6 +22,7 @@ from robopolicy.networks.precision import Precision, computing
 from robopolicy.networks.prefix import Prefix
 from robopolicy.networks.vision import ConvTokens, KeypointTokens, PatchTokens, keypoints
 from robopolicy.policies.denoising_chain import FloorNoise
+from robopolicy.policies.edited import make_edited
 from robopolicy.policies.factory import build_policy
 from robopolicy.policies.finetuning import finetuned
 from robopolicy.policies.io import load_policy, save_policy
@@ -303,6 +304,20 @@ def test_it_can_be_steered_and_comes_back_from_disk(tmp_path: Path):
         policy.net[-1].bias.fill_(0.5)
     assert (policy.act(obs, noise=noise) - base.act(obs, noise=noise)).abs().amax() > 1e-4
     loaded = load_policy(save_policy(policy, tmp_path / "steered"))
+    assert torch.equal(loaded.act(obs, noise=noise), policy.act(obs, noise=noise))
+
+
+def test_its_chunks_can_be_edited_and_it_comes_back_from_disk(tmp_path: Path):
+    base, obs = make(), look()
+    critic = {"_target_": "ensemble", "_partial_": True, "heads": 2, "width": 8, "depth": 1}
+    policy = make_edited(base, critic=critic, samples=2, hidden=(8,))
+    noise = torch.randn(4, *policy.noise_shape, generator=torch.Generator().manual_seed(1))
+    low, high = (torch.tensor(limits) for limits in (base.spec.action.low, base.spec.action.high))
+    torch.testing.assert_close(policy.act(obs, noise=noise), base.act(obs, noise=noise[:, 0]).clamp(low, high))
+    with torch.no_grad():
+        policy.net[-1].bias.fill_(0.5)
+        policy.critic.last.weight.normal_()
+    loaded = load_policy(save_policy(policy, tmp_path / "edited"))
     assert torch.equal(loaded.act(obs, noise=noise), policy.act(obs, noise=noise))
 
 
