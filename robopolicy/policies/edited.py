@@ -47,7 +47,7 @@ class EditedPolicy(FrozenChainPolicy):
         critic: Callable[[int], CriticEnsemble],
         samples: Count = 8,
         hidden: tuple[Count, ...] = (256, 256),
-        bound: Positive = 0.5,
+        bound: Positive = 0.2,
         confidence: NonNegative = 1.0,
     ) -> None:
         super().__init__(spec, normalizer, policy)
@@ -118,7 +118,7 @@ def make_edited(
     critic: Node,
     samples: Count = 8,
     hidden: tuple[Count, ...] = (256, 256),
-    bound: Positive = 0.5,
+    bound: Positive = 0.2,
     confidence: NonNegative = 1.0,
     sampling: dict[str, Any] | None = None,
 ) -> FrozenChainPolicy:
