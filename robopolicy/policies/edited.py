@@ -28,7 +28,8 @@ class EditedPolicy(FrozenChainPolicy):
         policy: node of the frozen diffusion, flow or VLA policy.
         critic: makes the ensemble from its input size.
         samples: N. hidden: widths of f's hidden layers.
-        bound: of each element of an edit, in normalised units. confidence: see above.
+        bound: of each element of an edit, in normalised units.
+        confidence: deviations of the heads that are taken off a chunk's gain where chunks are compared.
 
     Raises:
         ConfigError: `policy` is of another kind, or has a fine-tuned copy.
