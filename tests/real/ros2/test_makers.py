@@ -148,6 +148,8 @@ def test_a_preset_fits_what_its_makers_start(robot, ros, monkeypatch, tmp_path):
         rig.meet()
         policy.goal = None  # the warm-up saw the home pose
         rig.step(60)
+        described = lambda: not any("robot_description" in p for p in rig.node.pipeline.subscriptions.problems())  # noqa: E731
+        rig.until(described, "the arm's description, which comes on its own way")
         assert rig.node.trigger_activate() == OK, rig.node.why
         rig.step(450)
         assert rig.arm.mode is Mode.RUN, (rig.stream.reasons, rig.arm.counts)
