@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from robopolicy.algos.aloe import ALOE
 from robopolicy.algos.bc import BC
@@ -71,7 +72,23 @@ def train(algo: Any, *, checkpoints: MemoryCheckpoints | None = None, **options:
     return off_policy(algo=algo, env=env, checkpointer=checkpoints, **{**settings, **options}), checkpoints
 
 
-def weights(policy: ChunkDenoiser) -> Tensor:
+def resumed(make: Callable[[], Any]) -> tuple[Any, Any]:
+    """Train one learner without a stop and one from its first checkpoint, and compare them; return both."""
+    algo, other, half = make(), make(), MemoryCheckpoints()
+    _, whole = train(algo, save_every=200)
+    first = min(whole.saved)
+    assert 100 < first < max(whole.saved) and int(whole.saved[first]["player"]["left"].sum()) > 0, "amid chunks"
+    half.saved[first] = whole.saved[first]
+    train(other, checkpoints=half, save_every=200)
+    for part in ("policy", "learned", "critic", "target"):
+        assert torch.equal(weights(getattr(algo, part)), weights(getattr(other, part))), part
+    a, b = (c.latest() for c in (whole, half))
+    assert torch.equal(a["algo"]["generator"], b["algo"]["generator"])
+    assert torch.equal(a["replay"]["store"]["action"], b["replay"]["store"]["action"])
+    return algo, other
+
+
+def weights(policy: nn.Module) -> Tensor:
     return torch.cat([p.detach().flatten() for p in policy.parameters()])
 
 
@@ -240,16 +257,7 @@ def test_before_learning_it_is_the_base_and_only_the_copy_learns(kind: Any, made
 @pytest.mark.parametrize("average", [1.0, 0.1])
 def test_resume_gives_the_same_run_bit_for_bit(kind: Any, average: float):
     options = {"average": average, "actor_warmup": 7}
-    algo, other, half = make(kind, **options), make(kind, **options), MemoryCheckpoints()
-    _, whole = train(algo, save_every=200)
-    first = min(whole.saved)
-    assert 100 < first < max(whole.saved) and int(whole.saved[first]["player"]["left"].sum()) > 0, "amid chunks"
-    half.saved[first] = whole.saved[first]
-    train(other, checkpoints=half, save_every=200)
-    assert torch.equal(weights(algo.policy), weights(other.policy))
-    a, b = (c.latest() for c in (whole, half))
-    assert torch.equal(a["algo"]["generator"], b["algo"]["generator"])
-    assert torch.equal(a["replay"]["store"]["action"], b["replay"]["store"]["action"])
+    resumed(lambda: make(kind, **options))
 
 
 @pytest.mark.parametrize("kind", KINDS)

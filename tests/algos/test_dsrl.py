@@ -12,8 +12,7 @@ from robopolicy.algos.dsrl import DSRL
 from robopolicy.core.errors import ConfigError, RobopolicyError, SpecError
 from robopolicy.policies.base import SEEN
 from robopolicy.policies.steered import SteeredPolicy, make_steered
-from tests.algos.test_chunk_critic import CRITIC, batch_of, imitated, policy_of, success, train, weights
-from tests.fakes import MemoryCheckpoints
+from tests.algos.test_chunk_critic import CRITIC, batch_of, imitated, policy_of, resumed, success, train, weights
 from tests.policies.test_steered import KINDS, base_of, stirred
 
 
@@ -121,14 +120,7 @@ def test_it_explores_with_the_policy_s_own_noise():
 
 
 def test_resume_gives_the_same_run_bit_for_bit():
-    options = dict(average=0.1, actor_warmup=20)
-    algo, other, half = make(**options), make(**options), MemoryCheckpoints()
-    _, whole = train(algo, save_every=200)
-    first = min(whole.saved)
-    half.saved[first] = whole.saved[first]
-    train(other, checkpoints=half, save_every=200)
-    assert torch.equal(weights(algo.policy), weights(other.policy))
-    assert torch.equal(weights(algo.learned), weights(other.learned))
+    algo, other = resumed(lambda: make(average=0.1, actor_warmup=20))
     assert torch.equal(weights(algo.noise_critic), weights(other.noise_critic))
 
 

@@ -10,8 +10,7 @@ import torch
 from robopolicy.algos.expo import EXPO
 from robopolicy.core.errors import RobopolicyError, SpecError
 from robopolicy.policies.base import SEEN
-from tests.algos.test_chunk_critic import batch_of, imitated, policy_of, success, train, weights
-from tests.fakes import MemoryCheckpoints
+from tests.algos.test_chunk_critic import batch_of, imitated, policy_of, resumed, success, train, weights
 from tests.policies.test_edited import edited_of
 from tests.policies.test_steered import KINDS
 
@@ -95,15 +94,7 @@ def test_the_warm_up_plays_the_base_and_learning_adds_noise():
 
 
 def test_resume_gives_the_same_run_bit_for_bit():
-    options = dict(average=0.1, actor_warmup=20)
-    algo, other, half = make(**options), make(**options), MemoryCheckpoints()
-    _, whole = train(algo, save_every=200)
-    first = min(whole.saved)
-    half.saved[first] = whole.saved[first]
-    train(other, checkpoints=half, save_every=200)
-    assert torch.equal(weights(algo.policy), weights(other.policy))
-    assert torch.equal(weights(algo.learned), weights(other.learned))
-    assert torch.equal(weights(algo.critic), weights(other.critic))
+    resumed(lambda: make(average=0.1, actor_warmup=20))
 
 
 def test_it_improves_a_base():
