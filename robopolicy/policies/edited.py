@@ -36,8 +36,6 @@ class EditedPolicy(FrozenChainPolicy):
     """
 
     noise_shape: tuple[int, ...]  # (N, *noise_shape of the chain)
-    low: Tensor  # [Da] limits of actions, normalised
-    high: Tensor
 
     def __init__(
         self,
@@ -59,9 +57,12 @@ class EditedPolicy(FrozenChainPolicy):
         self.critic = critic(self.cond_dim + size).requires_grad_(False)
         for parameter in self.critic.last.parameters():
             nn.init.zeros_(parameter)
-        low, high = self.normalizer.normalize(ACTION, torch.tensor([spec.action.low, spec.action.high]))
-        self.register_buffer("low", low)  # saved, as a policy that is being loaded has no numbers yet
-        self.register_buffer("high", high)
+
+    @property
+    def limits(self) -> Tensor:
+        """[2 Da] limits of actions, normalised."""
+        action = self.spec.action
+        return self.normalizer.normalize(ACTION, torch.tensor([action.low, action.high], device=self.times.device))
 
     def edits(self, cond: Tensor, chunk: Tensor) -> Tensor:
         """Compute the edits [B Ta Da] of chunks [B H Da] at cond [B C], each element within ±bound."""
@@ -71,14 +72,14 @@ class EditedPolicy(FrozenChainPolicy):
 
     def edit(self, cond: Tensor, chunk: Tensor) -> Tensor:
         """Return edited chunks [B H Da] within the limits, from chunks [B H Da] within them."""
-        part = (chunk[:, : self.played] + self.edits(cond, chunk)).clamp(self.low, self.high)
+        part = (chunk[:, : self.played] + self.edits(cond, chunk)).clamp(*self.limits)
         return torch.cat([part, chunk[:, self.played :]], dim=1)
 
     def draw(self, cond: Tensor, noise: Tensor) -> Tensor:
         """Draw chunks [B N H Da] of the chain, within the limits, from noise [B N *]."""
         each = cond.repeat_interleave(noise.shape[1], dim=0)
         chunk = self.chain.sample(each, noise=noise.flatten(0, 1))
-        return chunk.clamp(self.low, self.high).unflatten(0, noise.shape[:2])
+        return chunk.clamp(*self.limits).unflatten(0, noise.shape[:2])
 
     def candidates(self, cond: Tensor, noise: Tensor) -> Tensor:
         """Return chunks [B 2N H Da] at cond [B C] from noise [B N *]: those drawn, then each of them edited."""
