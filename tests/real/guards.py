@@ -4,6 +4,7 @@ from __future__ import annotations
 import __future__
 
 import ast
+import builtins
 import inspect
 import textwrap
 from collections.abc import Callable
@@ -50,6 +51,7 @@ def disabled(guard: Guard) -> Callable[..., Any]:
         GuardNotFoundError: the code of the guard does not occur exactly once; lists the function's conditions.
     """
     function = getattr(guard.owner, guard.function)
+    _check_names(guard, function)
     tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
     space: dict[str, Any] = {}
     code = compile(
@@ -80,6 +82,15 @@ def kill(guard: Guard, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(guard.owner, guard.function, disabled(guard))
     with np.errstate(all="ignore"), pytest.raises(guard.how):
         guard.test()
+
+
+def _check_names(guard: Guard, function: Callable[..., Any]) -> None:
+    """Refuse new code with a name that the function does not know: a NameError would fail the test in its place."""
+    code = function.__code__
+    known = {*function.__globals__, *vars(builtins), *code.co_varnames, *code.co_freevars, *code.co_cellvars}
+    new = ast.parse(guard.new).body if not guard.old else [_code(guard.new)]
+    names = {node.id for part in new for node in ast.walk(part) if isinstance(node, ast.Name)}
+    assert names <= known, f"{guard.name}: {guard.function} does not know {sorted(names - known)}"
 
 
 def _replaced(tree: ast.Module, guard: Guard) -> ast.Module:

@@ -286,7 +286,7 @@ GUARDS = [
     # -- stopping
     Guard("emergency stop", RemoteArm, "on_enable", 'self.chain.fault("emergency_stop")', "pass",
           streams.test_an_emergency_stop_brakes_in_the_next_command),
-    Guard("a stop that nothing hides", EpisodeClient, "_on_timer", "self._signing", "contextlib.nullcontext()",
+    Guard("a stop that nothing hides", EpisodeClient, "_on_timer", "self._signing", "threading.Lock()",
           operator.test_no_enable_follows_an_emergency_stop),
     Guard("bugs in the loop", TrajectoryStream, "_decide", "Exception", "KeyError",
           streams.test_whatever_goes_wrong_in_the_loop_brakes_the_arm, (ZeroDivisionError,)),

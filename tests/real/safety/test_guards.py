@@ -174,6 +174,8 @@ def test_a_guard_is_code_and_not_text():
     assert callable(disabled(spaced))
     with pytest.raises(GuardNotFoundError, match="'input' in why"):
         disabled(replace(spaced, old="if 'output' in why:"))
+    with pytest.raises(AssertionError, match=r"filter does not know \['contextlib'\]"):
+        disabled(replace(spaced, new="if contextlib.nullcontext():"))
 
 
 def test_the_list_is_complete():
