@@ -95,7 +95,7 @@ class DemonstrationRecorder:
         print(f"{PAD_MAP}\n{PAD_RECORD}" if human.stick else f"{KEY_MAP}\n{RECORD_KEYS}")
         while writer.num_episodes < episodes and not human.over:
             self.memory.clear()
-            number = int(episode_seeds("train", self.seed, 1, start=self.scene)[0])
+            number = int(episode_seeds("demonstrations", self.seed, 1, start=self.scene)[0])
             print(f"\nepisode {writer.num_episodes + 1} of {episodes}: {self.env.spec.tasks[0]}")
             done = self.arm.run(number)
             if human.over:

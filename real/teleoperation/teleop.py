@@ -93,7 +93,7 @@ def record(
     spec, arm = env.spec, recorder.arm
     provenance = {
         "env": {"id": spec.id, "digest": spec.digest, "horizon": spec.horizon}, "operator": recorder.device,
-        "limits": arm.chain.profile.digest, "seed_split": "train", "run_seed": recorder.seed,
+        "limits": arm.chain.profile.digest, "seed_split": "demonstrations", "run_seed": recorder.seed,
     }  # fmt: skip
     with (
         DatasetWriter(

@@ -22,8 +22,8 @@ _BELOW_ONE = 1.0 - 2.0**-24  # largest float32 below 1
 _M0, _M1 = 0xD2511F53, 0xCD9E8D57
 _W0, _W1 = 0x9E3779B9, 0xBB67AE85
 
-Split = Literal["train", "validation", "test"]
-_SPLITS = {"train": 0, "validation": 1, "test": 2}
+Split = Literal["demonstrations", "validation", "test", "train"]
+_SPLITS = {"demonstrations": 0, "validation": 1, "test": 2, "train": 3}
 _SPLIT_BITS = 40  # seeds per split: 2^40; the splits are disjoint ranges of int64
 
 
@@ -78,8 +78,9 @@ def _words(seed: Tensor, step: Tensor, count: int, stream: int) -> Tensor:
 def episode_seeds(split: Split, run_seed: int, count: int, *, start: int = 0) -> Tensor:
     """Return int64 [count] episode seeds of a split: number `start`, `start`+1, … of the run's own stream.
 
-    The three splits are disjoint ranges, so evaluation never meets a training episode. Validation and test
-    seeds do not depend on `run_seed` unless it is given: pass 0 to pair runs with one another.
+    The splits are disjoint ranges: evaluation never meets a training episode, and reinforcement learning does not
+    begin with the starts of its demonstrations, where their imitator succeeds more often than elsewhere. Validation
+    and test seeds do not depend on `run_seed` unless it is given: pass 0 to pair runs with one another.
     """
     if split not in _SPLITS:
         raise ConfigError(f"split must be one of {sorted(_SPLITS)}, found {split!r}")

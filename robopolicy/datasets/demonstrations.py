@@ -67,7 +67,7 @@ def record_demos(
     Args:
         only_success: False keeps failures too (not physics faults).
         cameras: names of the env's cameras to record; None: all that it emits.
-        run_seed: the list is `episode_seeds("train", run_seed, max_attempts)`.
+        run_seed: the list is `episode_seeds("demonstrations", run_seed, max_attempts)`.
         max_attempts: seeds to try before giving up; None: 20 × episodes + 20.
         provenance: further facts for `meta/robopolicy.json` (expert, expert_noise …).
 
@@ -84,7 +84,7 @@ def record_demos(
             "act(obs) -> actions [N Da]."
         )
     keys, began = _keys(env.spec, cameras), time.monotonic()
-    seeds = episode_seeds("train", run_seed, max_attempts or 20 * episodes + 20)
+    seeds = episode_seeds("demonstrations", run_seed, max_attempts or 20 * episodes + 20)
     facts = _facts(env.spec, expert, run_seed, only_success) | dict(provenance or {})
     observation = {k: f for k, f in env.spec.observation.items() if k in {*keys, TASK}}
     begun = _begun(Path(out), {**facts, "observation": tuple(observation)}, episodes, overwrite=overwrite)
@@ -117,7 +117,7 @@ def _facts(spec: EnvSpec, expert: Demonstrator, run_seed: int, only_success: boo
     facts: dict[str, Any] = {
         "env": {"id": spec.id, "digest": spec.digest, "horizon": spec.horizon},
         "expert": f"{type(expert).__module__}.{type(expert).__qualname__}",
-        "seed_split": "train",
+        "seed_split": "demonstrations",
         "run_seed": run_seed,
         "only_success": only_success,
     }

@@ -37,7 +37,7 @@ COLUMNS = {
 ENDED_BY = ("success", "terminated", "truncated", "diverged")
 CRITERIA = ("success_once", "success_at_end")
 _LARGEST, _MOST = 2**28, 10**7  # bytes and rows of a file
-_SPLITS = ("train", "validation", "test")
+_SPLITS = ("demonstrations", "validation", "test", "train")
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -103,7 +103,7 @@ class EpisodeTable:
 
     @property
     def split(self) -> str:
-        """Return the split of all seeds: "train", "validation", "test", "mixed", or "none" without episodes."""
+        """Return the split of all seeds: "test" and so on, "mixed", or "none" without episodes."""
         found = sorted({s >> 40 for s in self.seeds})
         if len(found) != 1:
             return "mixed" if found else "none"

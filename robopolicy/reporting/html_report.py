@@ -59,7 +59,7 @@ def write_report(
         "run.html", title=title, meta=_meta(runs, evaluations), runs=runs, pair=pair,
         several=len([run for run in runs if run.evaluations]),
         evaluations=evaluations, comparison=comparison, **(_paired(pair, comparison) if comparison else {}),
-        split=f"{split} " if split in ("test", "validation", "train") else "",
+        split=f"{split} " if split not in ("", "mixed", "none") else "",
         rates=plots.intervals_of_page(rates), curves=learning_curves(runs, base),
         charts=training_charts(runs), imitations=imitations(runs), imagined=imagination(runs),
         evaluated=any("eval/success_rate" in m for run in runs for m in run.metrics),

@@ -19,6 +19,7 @@ from robopolicy.datasets.episode_buffer import EpisodeBuffer
 from robopolicy.datasets.lerobot_reader import load_episodes
 from robopolicy.datasets.lerobot_writer import DatasetWriter
 from robopolicy.datasets.metadata import RecordingMeta, num_episodes, recorded
+from robopolicy.envs.episode_queue import EpisodeQueue
 from tests.fakes import PointEnv
 
 pytestmark = pytest.mark.xdist_group("lerobot")  # its import takes seconds: once is enough
@@ -69,7 +70,7 @@ def test_the_first_successes_in_seed_order_are_kept(tmp_path: Path, num_envs: in
     env, expert = PointEnv(num_envs), PointExpert(num_envs)
     done = record_demos(env=env, expert=expert, episodes=8, out=tmp_path / "d", run_seed=3)
     expected, attempted = [], 0
-    for seed in episode_seeds("train", 3, 180).tolist():
+    for seed in episode_seeds("demonstrations", 3, 180).tolist():
         attempted += 1
         states, success = run_alone(seed)
         if success:
@@ -102,10 +103,19 @@ def test_an_expert_may_act_in_numpy_and_needs_its_two_methods(tmp_path: Path) ->
 def test_failures_can_be_kept(tmp_path: Path) -> None:
     done = record_demos(env=PointEnv(4), expert=PointExpert(4), episodes=6, out=tmp_path / "d", only_success=False)
     loaded = load_episodes(tmp_path / "d")
-    assert loaded.seeds.tolist() == episode_seeds("train", 0, 6).tolist()
+    assert loaded.seeds.tolist() == episode_seeds("demonstrations", 0, 6).tolist()
     assert 0 < done.successes < 6
     ends = loaded.starts[1:] - 1
     assert torch.equal(loaded.terminated[ends], loaded.success[ends]), "the others were cut by the time limit"
+
+
+@pytest.mark.parametrize("seed", [0, 7])
+def test_training_does_not_begin_where_demonstrations_of_its_seed_did(tmp_path: Path, seed: int) -> None:
+    record_demos(env=PointEnv(2), expert=PointExpert(2), episodes=4, out=tmp_path / "d", run_seed=seed)
+    shown = load_episodes(tmp_path / "d").seeds.tolist()
+    trained = EpisodeQueue(seed, {}).next(40)[0].tolist()
+    assert len(set(trained)) == 40
+    assert not {s >> 40 for s in shown} & {s >> 40 for s in trained}, "of one split"
 
 
 def test_too_few_successes(tmp_path: Path) -> None:

@@ -65,11 +65,11 @@ def test_time_limits_truncate():
 
 def test_seeds_of_32_bits_keep_the_splits_apart():
     numbers = torch.arange(1000).tolist()
-    folded = [[seed32((split << 40) + n) for n in numbers] for split in (0, 1, 2)]
-    assert [min(f) >> 30 for f in folded] == [0, 1, 2] == [max(f) >> 30 for f in folded]
+    folded = [[seed32((split << 40) + n) for n in numbers] for split in range(4)]
+    assert [min(f) >> 30 for f in folded] == [0, 1, 2, 3] == [max(f) >> 30 for f in folded]
     assert all(len(set(f)) == 1000 for f in folded)
     assert seed32((1 << 39) + 1) != seed32(1), "the upper bits count"
-    assert seed32((3 << 40) - 1) < 2**32
+    assert seed32((4 << 40) - 1) < 2**32
 
 
 def test_global_generators_are_as_they_were():
