@@ -4,8 +4,8 @@ The student learns where the teacher takes each initial noise: a straight line f
 On such lines one Euler step is exact. The noise goes on choosing among the teacher's chunks, so the student still
 explores. Liu et al. call this reflow; there the teacher is a flow, here any policy that begins at noise.
 
-A residual begins at no noise of its own. There the student learns the recorded actions, which are the teacher's, and
-one step leads from every noise to their mean.
+A residual begins at no noise of its own, and an edited policy chooses among chunks of several. There the student learns
+the recorded actions, which are the teacher's, and one step leads from every noise to their mean.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ from robopolicy.policies.normalizer import ACTION
 class Distill(BC):
     """Regress the student's velocity on (teacher's chunk − noise), at the observations of a dataset.
 
-    The chunks of a teacher that refines another policy are those of the dataset: its own episodes.
+    The chunks of a teacher that does not follow one noise are those of the dataset: its own episodes.
 
     The teacher acts from the initial noise alone: the noise of later steps of a DDPM is zero. The student begins with
     the teacher's encoder where both are alike and normalise alike.
 
     Args:
         policy: a flow policy, trained in place.
-        teacher: a policy that reads nothing that the student does not read. It begins at noise [H Da], or it refines
-            another policy.
+        teacher: a policy that reads nothing that the student does not read. It begins at noise [H Da], or it is a
+            residual or an edited policy.
         **options: see BC.
 
     Raises:
@@ -66,27 +66,27 @@ class Distill(BC):
         """Compute the mean square error [] of the velocity at random sampling times.
 
         Args:
-            batch: {key: [B To ...], "action": [B H Da], "action_is_pad": [B H]}; actions of a refined teacher alone
-                are read.
+            batch: {key: [B To ...], "action": [B H Da], "action_is_pad": [B H]}; actions are read where the
+                teacher does not follow one noise.
         """
         student = self.model
         assert isinstance(student, FlowPolicy)
         shape, device = student.noise_shape, self.limits.device
         noise = draw_rows(lambda rows: torch.randn(rows, *shape, device=device), len(batch[ACTION]))
-        refined = self.teacher.base is not None
-        chunk = self.normalizer.normalize(ACTION, batch[ACTION]) if refined else self.chunk(batch, noise)
+        recorded = not self.teacher.follows_noise
+        chunk = self.normalizer.normalize(ACTION, batch[ACTION]) if recorded else self.chunk(batch, noise)
         index = draw_rows(lambda rows: torch.randint(len(student.times), (rows,), device=device), len(noise))
         x, velocity = student.noised(chunk, noise, index)
         predicted = student.network(x, student.times[index], student.encode_batch(batch))
         error = (predicted - velocity).square()
-        if refined:  # the dataset repeats the last action past an episode's end
+        if recorded:  # the dataset repeats the last action past an episode's end
             keep = ~batch["action_is_pad"]
             return (error.mean(-1) * keep).sum() / keep.sum(), {}
         return error.mean(), {"chunk_rms": float(chunk.square().mean().sqrt())}
 
     def loss_items(self, batch: dict[str, Any]) -> int:
-        """Count the chunks, or for a refined teacher the recorded steps of them, whose mean `loss` is."""
-        return len(batch[ACTION]) if self.teacher.base is None else int((~batch["action_is_pad"]).sum())
+        """Count the chunks, or the recorded steps of them, whose mean `loss` is."""
+        return len(batch[ACTION]) if self.teacher.follows_noise else int((~batch["action_is_pad"]).sum())
 
     @torch.no_grad()
     def chunk(self, batch: dict[str, Any], noise: Tensor) -> Tensor:
@@ -106,7 +106,7 @@ def _misfits(student: Policy, teacher: Policy) -> list[str]:
     needed = {key for policy in with_bases(teacher) for key in policy.spec.observation} - {BASE_ACTION}
     if missing := sorted(needed - set(own.observation)):
         problems.append(f"it reads {missing}, which the student does not; see cameras=")
-    if teacher.base is not None:
+    if not teacher.follows_noise:
         return problems
     if teacher.noise_shape[-2:] != student.noise_shape:
         problems.append(

@@ -46,6 +46,11 @@ class Policy(nn.Module):
         """Number of policies underneath."""
         return 0 if self.base is None else 1 + self.base.depth
 
+    @property
+    def follows_noise(self) -> bool:
+        """Whether a chunk follows one initial noise [H Da]; not so where a policy corrects another or chooses."""
+        return self.base is None
+
     @abstractmethod
     def act(self, obs: Obs, *, noise: Tensor | None = None, deterministic: bool = False) -> Tensor:
         """Predict a chunk.

@@ -59,6 +59,11 @@ class EditedPolicy(FrozenChainPolicy):
             nn.init.zeros_(parameter)
 
     @property
+    def follows_noise(self) -> bool:
+        """See Policy: a chunk is chosen among those of many noises."""
+        return False
+
+    @property
     def limits(self) -> Tensor:
         """[2 Da] limits of actions, normalised."""
         action = self.spec.action

@@ -23,20 +23,20 @@ _EPISODES = 500  # where `teacher_episodes` is not given
 def with_teacher_episodes(config: TrainConfig, teacher: Policy | None, env: VecEnv | None) -> TrainConfig:
     """Return the config with a dataset: the given one, or the teacher's own episodes, recorded once in the run.
 
-    Of a refined teacher only successes are kept, as its recorded actions are learned. Of others all episodes are kept,
-    as they are asked for their actions again.
+    Of a teacher that does not follow one noise only successes are kept, as its recorded actions are learned. Of others
+    all episodes are kept, as they are asked for their actions again.
 
     Raises:
-        ConfigError: a refined teacher with a dataset, or no dataset and no task to record in.
-        DataError: a refined teacher succeeds too rarely.
+        ConfigError: such a teacher with a dataset, or no dataset and no task to record in.
+        DataError: such a teacher succeeds too rarely.
     """
     if teacher is None or config.teacher is None:
         return config
     if config.dataset is not None:
-        if teacher.base is not None:
+        if not teacher.follows_noise:
             raise ConfigError(
-                f"dataset={config.dataset}: the teacher is a residual, which is learned from its own episodes. Leave "
-                "dataset out; teacher_episodes=<number> are recorded."
+                f"dataset={config.dataset}: the teacher is a residual or an edited policy, which is learned from its "
+                "own episodes. Leave dataset out; teacher_episodes=<number> are recorded."
             )
         return config
     if env is None:
@@ -46,7 +46,7 @@ def with_teacher_episodes(config: TrainConfig, teacher: Policy | None, env: VecE
     if not ranks.rank() and not _is_there(config, env, facts):
         record_demos(
             env=env, expert=PolicyExpert(env, config.teacher), episodes=episodes, out=out, cameras=config.cameras,
-            only_success=teacher.base is not None, run_seed=config.seed, provenance=facts, overwrite=True,
+            only_success=not teacher.follows_noise, run_seed=config.seed, provenance=facts, overwrite=True,
             tracker=Tracker(),
         )  # fmt: skip
     ranks.barrier()

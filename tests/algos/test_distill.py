@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -14,11 +15,13 @@ from robopolicy.algos.distill import Distill
 from robopolicy.core.errors import SpecError
 from robopolicy.core.types import STATE, Feature
 from robopolicy.networks.mlp import MLP, ResidualMLP
+from robopolicy.policies.base import Policy
 from robopolicy.policies.denoising import ChunkDenoiser
 from robopolicy.policies.flow import FlowPolicy
 from robopolicy.policies.residual import ResidualPolicy
 from tests.algos.test_dppo import base
 from tests.fakes import PointPolicy
+from tests.policies.test_edited import edited_of
 
 ENCODER = partial(MLP, out_dim=5, width=8, depth=1)
 
@@ -87,10 +90,21 @@ def test_a_teacher_that_does_not_fit_is_refused_with_every_reason() -> None:
         Distill(student(), seeing, steps=1)
 
 
-def test_of_a_refined_teacher_the_recorded_actions_are_learned() -> None:
+def residual_of(own: FlowPolicy) -> Policy:
     point = PointPolicy(gain=0.3, chunk=3)
+    return ResidualPolicy(point.spec, own.normalizer, point, hidden=(8,))
+
+
+@pytest.mark.parametrize(
+    "teacher_of", [residual_of, lambda own: edited_of("flow"), lambda own: edited_of("ddpm")],
+    ids=["residual", "edited_flow", "edited_ddpm"],
+)  # fmt: skip
+def test_of_a_teacher_that_follows_no_noise_the_recorded_actions_are_learned(
+    teacher_of: Callable[[FlowPolicy], Policy],
+) -> None:
     own = student()
-    teacher = ResidualPolicy(point.spec, own.normalizer, point, hidden=(8,))
+    teacher = teacher_of(own)
+    assert not teacher.follows_noise and base("ddpm").follows_noise
     algo = Distill(own, teacher, steps=250, lr=3e-3, ema_decay=0.9)
     torch.manual_seed(2)
     for _ in range(250):
