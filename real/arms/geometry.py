@@ -1,4 +1,4 @@
-"""Whether a URDF describes the arm of a limit profile: the places of neighbouring joint axes, whatever the frames."""
+"""Whether a URDF describes the arm of a limit profile: how its joint axes lie and turn, whatever the frames."""
 
 from __future__ import annotations
 
@@ -14,6 +14,9 @@ from robopolicy.real.safety.kinematics import rotation
 from robopolicy.real.safety.profile import Profile
 
 CLOSE = np.array([0.005, 0.02, 0.005])  # m, rad, m: a maker's calibration moves axes by less
+TURNED = np.array([0.1, 0.03])  # cosine, m: of axes that are not neighbours, in a pose; a calibration changes less
+_POSES = 4
+ASIDE = 0.3  # sine of the angle between two axes: below, the side on which one passes the other is not known well
 PARALLEL = 0.02  # sine of the angle between two axes: their nearest points are not known well
 
 
@@ -39,8 +42,44 @@ def axis_distances(offsets: Array, rotations: Array) -> Array:
     return np.array(found).reshape(-1, 3)
 
 
+def signed_places(offsets: Array, rotations: Array, q: Array) -> Array:
+    """Return [n n 2] how each axis lies to each other one in the pose q [n] rad: cosine, and signed distance [m].
+
+    An axis that turns the other way, a joint whose zero is elsewhere, and a mirrored link change them. The distance is
+    positive where the second axis passes on the side of the first × the second; NaN where they are nearly parallel.
+    """
+    n, at, r = len(q), np.zeros(3), np.eye(3)
+    points, axes = np.empty((n, 3)), np.empty((n, 3))
+    for k in range(n):
+        at, r = at + r @ offsets[k], r @ rotations[k]
+        points[k], axes[k] = at, r[:, 2]
+        c, s = math.cos(q[k]), math.sin(q[k])
+        r = r @ np.array([[c, -s, 0.0], [s, c, 0.0], [0.0, 0.0, 1.0]])
+    across = np.cross(axes[:, None], axes[None])
+    size = np.linalg.norm(across, axis=-1)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        aside = ((points[None] - points[:, None]) * across).sum(axis=-1) / size
+    return np.stack([axes @ axes.T, np.where(size > ASIDE, aside, np.nan)], axis=-1)
+
+
+def _turned(names: Sequence[str], ours: tuple[Array, Array], theirs: tuple[Array, Array]) -> list[str]:
+    """Name the first joint after which two chains, (offsets, rotations) each, part in one of some poses."""
+    n, first = len(names), len(names)
+    for pose in range(_POSES):
+        q = np.sin(1.7 * pose + 2.3 * np.arange(n)) if pose else np.zeros(n)
+        mine, found = (signed_places(*chain, q) for chain in (ours, theirs))
+        wrong = np.abs(mine - found) > TURNED  # NaN: not
+        first = min([first, *(int(max(i, j)) for i, j, _ in np.argwhere(wrong))])
+    if first == n:
+        return []
+    return [
+        f"{names[first]}: its axis lies elsewhere than in the limits once the joints before it have turned. One of "
+        f"{list(names[: first + 1])} turns the other way in the URDF, has its zero elsewhere, or is mirrored"
+    ]
+
+
 def differences(profile: Profile, text: str, names: Sequence[str]) -> list[str]:
-    """List where a URDF's neighbouring axes are not those of the limits, one sentence each.
+    """List where a URDF's axes are not those of the limits, one sentence each; its base and its tool are not compared.
 
     Args:
         names: the URDF's names of the joints, in the order of the limits.
@@ -57,9 +96,10 @@ def differences(profile: Profile, text: str, names: Sequence[str]) -> list[str]:
     chain = profile.chain
     ours = chain.rotations if len(chain.rotations) else rotation([(k * math.pi / 2, 0, 0) for k in chain.quarter_turns])
     mine, theirs = axis_distances(chain.offsets, ours), axis_distances(arm.offsets, arm.rotations)
-    return [
+    apart = [
         f"{a} and {b}: axes {t[0]:.4f} m and {t[1]:.3f} rad apart, shifted by {t[2]:.4f} m, in the URDF; {m[0]:.4f} m, "
         f"{m[1]:.3f} rad, {m[2]:.4f} m in the limits"
         for a, b, m, t in zip(names, names[1:], mine, theirs, strict=False)
         if (np.abs(m - t) > CLOSE).any() or (np.isnan(m) != np.isnan(t)).any()
     ]
+    return apart or _turned(names, (chain.offsets, np.asarray(ours)), (arm.offsets, arm.rotations))

@@ -75,6 +75,8 @@ def arm_new(
     width = max(map(len, data["sources"]))
     print(*(f"  {key:{width}}  {text}" for key, text in data["sources"].items()), sep="\n")
     print(f"  longest stop: {profile.longest_stop:.2f} s; the URDF's {robot.meshes} meshes were not read")
+    if not fingers and (slide := [j.name for j in robot.joints.values() if j.type == "prismatic"]):
+        print(f"  no gripper: {slide} slide, none opens from 0 by a positive factor. Write `gripper`, topics.gripper")
     print(f"{wiring}: compare it with the running arm: robopolicy arm check wiring={wiring}")
     return wiring
 

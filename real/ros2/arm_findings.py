@@ -28,6 +28,7 @@ COARSE = 0.02  # rad: a joint whose position moves in larger steps is not follow
 MOST = 256  # joints of others that are told apart
 SLOWEST = 99.0  # percentile of latencies
 FEWEST = 20  # states that a delay is measured by
+_FITS = "the URDF permits all that the limits permit, and its axes lie and turn as theirs; base and tool: not compared"
 MOVED = 0.02  # rad: a joint that went further shows its direction
 
 
@@ -189,6 +190,6 @@ def _description(heard: Heard, wiring: Wiring) -> Iterator[Check]:
     except (SafetyError, UrdfError) as error:
         found = [str(error)]
     yield Check(
-        "description", not found, "; ".join(found) or "the URDF permits all that the limits permit, and has their axes",
+        "description", not found, "; ".join(found) or _FITS,
         "use the limits of this arm: robopolicy arm new urdf=…",
     )  # fmt: skip

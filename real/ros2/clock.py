@@ -90,6 +90,7 @@ class Stamps:
         self.role, self.clock, self.most, self.ahead, self.latency = role, clock, most, ahead, latency
         self.last = -math.inf  # s, of the newest that was taken
         self.age = math.nan  # s, of the same when it came
+        self.taken = math.nan  # s of our steady clock, when it came
 
     def take(self, stamp: float, at: float) -> None:
         """Check a message stamped `stamp` s that was received at `at` s of our steady clock.
@@ -117,7 +118,11 @@ class Stamps:
             raise StampError(
                 self.role, "repeated", f"expected one after {self.last:.6f} s, found {stamp:.6f} s. Does it hang?"
             )
-        self.last, self.age = stamp, age
+        self.last, self.age, self.taken = stamp, age, at
+
+    def old(self, now: float) -> float:
+        """Return the age [s] of the newest message at `now` s of our steady clock, the silence since included."""
+        return self.age + max(0.0, now - self.taken)
 
 
 SAME_CLOCK = "Do both machines' clocks agree (chrony, PTP)?"

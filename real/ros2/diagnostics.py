@@ -66,6 +66,6 @@ class Reports:
             "driver": loop.driver, "halted": loop.halted, "changed": stream.changed,
             "limits": stream.chain.profile.digest, "reasons_now": "; ".join(reasons),
             "reasons": json.dumps(stream.reasons), "error": stream.chain.error,
-            "ages_ms": json.dumps({r: round(1e3 * s.age, 1) for r, s in arm.stamps.items() if s.age == s.age}),
+            "ages_ms": json.dumps({r: round(1e3 * s.old(arm.now), 1) for r, s in arm.stamps.items() if s.age == s.age}),
             "counts": json.dumps({**arm.counts, **{f"loop_{k}": v for k, v in loop.counts.items()}}),
         }  # fmt: skip

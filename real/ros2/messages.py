@@ -27,6 +27,13 @@ def to_time(ns: int) -> Time:
     return Time(sec=ns // S, nanosec=ns % S)
 
 
+def openings(wiring: Wiring) -> tuple[float, float]:
+    """Return the least and the largest opening [m] that a gripper may report: beyond its range it is another unit."""
+    low, high = (0.0, 1.0) if wiring.grip is None else (wiring.grip.low, wiring.grip.high)
+    slack = max(0.02, 0.5 * (high - low))
+    return low - slack, high + slack
+
+
 class NotFiniteError(SafetyError):
     """The arm's state holds NaN or infinite values: the arm is at fault, not the sender."""
 
@@ -50,6 +57,7 @@ class StateReader:
         self._factors = np.array(list(wiring.gripper.values()))
         self._apart = wiring.topics["gripper_states"] is not None
         self.opening = np.nan if self._apart else 0.0  # m
+        self._openings = openings(wiring)
 
     def has_arm(self, message: JointState) -> bool:
         """Whether a message is of this arm: it names a joint of it. `read` refuses half an arm."""
@@ -87,12 +95,19 @@ class StateReader:
         """Return the opening [m] in a message, 0 without a gripper; states that are read later have it.
 
         Raises:
-            SafetyError: a joint of the gripper is missing or doubled, or its position is not finite.
+            SafetyError: a joint of the gripper is missing or doubled, or the opening is not finite or far outside its
+                range, as in other units.
         """
         if len(self._factors):
             opening = float(self._factors @ self._fingers.arrange(list(message.name), message.position))
             if not np.isfinite(opening):
                 raise NotFiniteError(f"{role}: position of {list(self.wiring.gripper)} is not finite")
+            low, high = self._openings
+            if not low <= opening <= high:
+                raise SafetyError(
+                    f"{role}: {list(self.wiring.gripper)} are {opening:.4g} m apart by `gripper`, expected {low:.3g} "
+                    f"to {high:.3g}. Correct the factors there, m of opening per unit of the driver, or topics.gripper"
+                )
             self.opening = opening
         return self.opening
 

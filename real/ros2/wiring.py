@@ -206,6 +206,8 @@ def _problems(wiring: Wiring, joints: list[str]) -> Iterator[str]:
         yield f"joints: {moved[0]!r} stands for another joint than the limits call so"
     if wiring.topics["gripper_states"] is not None and not wiring.gripper:
         yield "topics.gripper_states: expected null, as `gripper` names no joint; or name its joints there"
+    if wiring.grip is not None and not wiring.gripper:
+        yield "topics.gripper: expected null, as `gripper` names no joint to measure; or name its joints there"
     if shared := set(wiring.gripper) & set(names):
         yield f"gripper: {sorted(shared)} are joints of the arm"
     topics = [camera.name for camera in (*wiring.cameras.values(), *wiring.depth_cameras.values())]

@@ -22,6 +22,7 @@ from robopolicy.real.ros2.depth_topic import DepthTopic
 from robopolicy.real.safety.decision import Patience
 
 LONGEST_LEAD = 25  # ticks
+LONGEST_BLIND = {"state": 2.0, "enable": 30.0}  # s of silence in which an arm may go on
 Short = Annotated[float, pydantic.Field(ge=0.0, le=0.1)]
 ImageKey = Annotated[str, pydantic.Field(pattern=f"^{re.escape(IMAGES)}.")]
 PointsKey = Annotated[str, pydantic.Field(pattern=f"^{re.escape(POINTS)}.")]
@@ -53,11 +54,23 @@ class PatienceFile(Patience):
     fault: pydantic.PositiveFloat = math.inf
 
 
+def _stops(patience: PatienceFile, info: pydantic.ValidationInfo) -> PatienceFile:
+    """Refuse a watchdog that lets the arm go on for too long."""
+    most, first = LONGEST_BLIND[str(info.field_name)], min(patience.hold, patience.fault)
+    if first > most:
+        found = "none" if first == math.inf else f"{first:g} s. Is it in ms?"
+        raise ValueError(f"expected hold or fault after at most {most:g} s of silence, found {found}")
+    return patience
+
+
+_Stop = Annotated[PatienceFile, pydantic.AfterValidator(_stops)]
+
+
 class _Watchdogs(TypedDict):
-    state: PatienceFile
+    state: _Stop
     features: PatienceFile
     images: PatienceFile
-    enable: PatienceFile
+    enable: _Stop
     gripper_states: NotRequired[PatienceFile]
 
 

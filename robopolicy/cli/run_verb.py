@@ -10,7 +10,8 @@ from robopolicy.config.verb import Verb
 from robopolicy.core.errors import UsageError
 
 _RUNS = {"train": "run_dir", "quickstart": "out"}  # verbs that own a directory with one config for life
-CHECKS_PATHS = frozenset({"pipeline"})  # verbs that check their paths themselves, after the keys of their stages
+# Verbs that check their paths themselves: pipeline after the keys of its stages; in arm new `base` is a link.
+CHECKS_PATHS = frozenset({"pipeline", "arm new"})
 
 
 def call(verb: Verb, config: dict[str, Any]) -> Any:

@@ -118,11 +118,12 @@ def action_of(wiring: Wiring) -> ActionSpec:
     """Absolute targets of all joints and, where there is one, of the gripper's opening."""
     profile = wiring.profile()
     grip = bool(wiring.gripper)
+    least, most = (0.0, 2 * FINGER_STROKE) if wiring.grip is None else (wiring.grip.low, wiring.grip.high)
     names = [f"{joint}.pos" for joint in profile.joints]
     return ActionSpec(
         names=(*names, "gripper.pos") if grip else tuple(names), units=("rad",) * len(names) + ("m",) * grip,
-        low=(*profile.maker["low"].tolist(), *[0.0] * grip),
-        high=(*profile.maker["high"].tolist(), *[2 * FINGER_STROKE] * grip),
+        low=(*profile.maker["low"].tolist(), *[least] * grip),
+        high=(*profile.maker["high"].tolist(), *[most] * grip),
         frame="joint", tcp=wiring.frames["tcp"], rotation="joint", reference="absolute",
         gripper=len(names) if grip else None, gripper_meaning="opening" if grip else "",
     )  # fmt: skip

@@ -41,6 +41,27 @@ def test_another_length_or_angle_is_named(change):
     assert "shoulder_lift_joint and elbow_joint" in found[0]
 
 
+@pytest.mark.parametrize(
+    ("joint_number", "change", "first"),
+    [
+        (2, {"axis": (0, 0, -1)}, "elbow_joint"),  # it turns the other way
+        (2, {"rpy": (0, 0, math.pi / 2)}, "wrist_1_joint"),  # another zero of the elbow moves what comes after it
+        (2, {"xyz": (0.425, 0, 0)}, "elbow_joint"),  # the upper arm is mirrored
+        (3, {"xyz": (-0.3922, 0, -0.1333)}, "wrist_2_joint"),  # the wrist stands on the other side
+        (5, {"axis": (0, 0, -1)}, "wrist_3_joint"),
+    ],
+)
+def test_an_arm_whose_joints_turn_or_stand_otherwise_is_named(joint_number, change, first):
+    """Neighbouring axes lie as those of the limits, so that no distance tells."""
+    profile = load_profile("ur5e")
+    limit = 'lower="-6.2" upper="6.2" velocity="3.2"'
+    frames = [dict(zip(("xyz", "rpy"), frame, strict=True)) for frame in UR5E]
+    frames[joint_number] |= change
+    text = robot(*(joint(n, f"l{i}", f"l{i + 1}", limit=limit, **frames[i]) for i, n in enumerate(profile.joints)))
+    (found,) = differences(profile, text, profile.joints)
+    assert found.startswith(f"{first}: its axis lies elsewhere"), found
+
+
 def test_joint_angles_and_frames_change_nothing():
     """Each frame turned about, and moved along, its own axis: the same axes."""
     rng = np.random.default_rng(0)

@@ -78,6 +78,14 @@ def test_fingers_that_mimic_one_another_are_one_gripper(tmp_path):
     assert wiring.gripper == {"finger": 2.0} and wiring.grip is not None and wiring.grip.high == 0.08
 
 
+def test_a_gripper_whose_opening_is_unknown_is_left_out_and_named(tmp_path, capsys):
+    back = joint("finger", "l6", "f1", type="prismatic", limit='lower="-0.04" upper="0" velocity="0.1"')
+    text = simple().replace("</robot>", "<link name='f1'/>" + back + "</robot>")
+    wiring = load_wiring(str(arm_new(urdf=file_of(tmp_path, text), out=tmp_path, tip="tool")))
+    assert wiring.gripper == {} and wiring.grip is None
+    assert "no gripper: ['finger'] slide" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("text", "keys", "why"),
     [
@@ -112,6 +120,11 @@ def test_the_command_line_names_a_typo_and_a_missing_file(tmp_path, capsys):
     assert "no.urdf is missing" in capsys.readouterr().err
     assert main(["arm", "new", f"urdf={tmp_path}/no.urdf", f"out={tmp_path}/x", "tipp=tool"]) == 2
     assert "tip" in capsys.readouterr().err
+
+
+def test_the_command_line_takes_a_base_link(tmp_path):
+    path = file_of(tmp_path, simple())
+    assert main(["arm", "new", f"urdf={path}", f"out={tmp_path}/made", "base=l0"]) == 0
 
 
 def test_an_arm_of_five_joints_with_a_jaw_that_turns_is_the_profile_that_ships(tmp_path):

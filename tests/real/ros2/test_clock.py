@@ -45,6 +45,16 @@ def test_wrong_stamps_do_not_move_the_clock(wrong, every):
     assert abs(clock.time(now) - THERE - now) < 0.0005
 
 
+def test_a_message_grows_old_while_none_follows():
+    clock = ArmClock(DT)
+    now = heard(clock, 100)
+    stamps = Stamps("joint_states", clock, most=0.05)
+    assert np.isnan(stamps.old(now))
+    stamps.take(THERE + now, now + 0.003)
+    assert stamps.old(now + 0.003) == pytest.approx(stamps.age) and stamps.age < 0.01
+    assert stamps.old(now + 8.003) == pytest.approx(stamps.age + 8.0)
+
+
 @pytest.mark.parametrize("wrong", [0.02, 0.2, -0.2, -15.0, 3600.0])
 def test_a_clock_that_was_set_is_followed_within_a_window_and_the_time_before_is_forgotten(wrong):
     clock = ArmClock(DT, window=100)

@@ -293,13 +293,13 @@ def test_a_gripper_apart_and_joints_of_others_are_read_as_the_node_reads_them(dr
             continue
         ns = messages.to_ns(m.header.stamp)
         if k % 8 == 0:
-            found.append((name, at, messages.joint_state(tuple(WIRING.gripper), ns, np.full(2, 1e-4 * k))))
+            found.append((name, at, messages.joint_state(tuple(WIRING.gripper), ns, np.full(2, 2e-5 * k))))
         found.append((name, at, messages.joint_state(("wheel",), ns, np.ones(1))))
         found.append((name, at, messages.joint_state(WIRING.joints, ns, np.array(m.position[:7]), np.zeros(7))))
         k += 1
     read = streams(write(tmp_path / "bag", found), wiring).states
     assert len(read.arrived) == k
-    np.testing.assert_allclose(read.values[:, 14], 2e-4 * (np.arange(k) // 8 * 8))
+    np.testing.assert_allclose(read.values[:, 14], 4e-5 * (np.arange(k) // 8 * 8))
 
 
 def degrees(found):
