@@ -38,9 +38,11 @@ def read_overrides(texts: Sequence[str], options: Mapping[str, Collection[str]])
             raise UsageError(f"{text!r}: Hydra's own settings have no effect here; run_dir=… says where a run goes")
         given, (first, _, rest) = f"={value}" if value or prefix != "~" else "", key.partition(".")
         group = key.split("@")[0]
-        if group in options:
+        if group in options and value == "null" and prefix != "~":  # Hydra has no such choice: the key's value
+            values.append(f"++{ALIASES.get(key, key)}=null")
+        elif group in options:
             known = options[group]
-            if value not in known and value != "null" and prefix != "~":
+            if value not in known and prefix != "~":
                 raise UsageError(
                     f"{group}={value}: no such option of the group {group!r}. {_instead(group, value, known)}"
                 )

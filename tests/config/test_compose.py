@@ -421,3 +421,13 @@ def test_values_of_one_command_do_not_stay_for_the_next() -> None:
     changed = hydra_config("train", [*chosen, "loop.total_steps=7", "task.more={a: 1}", "~algo.critic.width"])
     assert changed["loop"]["total_steps"] == 7 and changed["task"]["more"] == {"a": 1}
     assert "width" not in changed["algo"]["critic"] and hydra_config("train", chosen) == before
+
+
+def test_a_group_may_be_given_as_null() -> None:
+    verb = find_verb("eval")
+    assert compose(verb, ["checkpoint=x", "task=null"])["task"] is None
+    assert compose(verb, ["checkpoint=x", "task=pick", "suite=null"])["suite"] is None
+    assert (
+        compose(find_verb("train"), ["run_dir=x", "dataset=d", "network=null"], checked=False)["policy"]["network"]
+        is None
+    )
