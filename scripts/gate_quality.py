@@ -23,7 +23,14 @@ from robopolicy.core.rng import episode_seeds
 from robopolicy.datasets.episodes import held_out, take
 from robopolicy.datasets.lerobot_reader import load_episodes
 from robopolicy.datasets.metadata import recorded
-from robopolicy.evaluation.off_policy_evaluation import HEADS, UPDATES, check_policies, decided, fitted_values
+from robopolicy.evaluation.off_policy_evaluation import (
+    HEADS,
+    UPDATES,
+    check_policies,
+    decided,
+    fitted_values,
+    updates_needed,
+)
 from robopolicy.evaluation.rollout import evaluate
 from robopolicy.evaluation.statistics import wilson
 from robopolicy.reporting.result_rows import Evidence, measured, write
@@ -89,7 +96,8 @@ def judge(out: Path, base: Base, seed: int, level: float) -> list[Judged]:
     rollouts = load_episodes(here / "rollouts", needed=dict(reference.spec.observation))
     unseen = take(rollouts, held_out(rollouts, HELD_OUT))
     reader = check_policies(reference, reference, unseen)
-    fit = partial(fitted_values, base=reader, episodes=unseen, seed=seed, heads=HEADS, updates=UPDATES)
+    updates = max(UPDATES, updates_needed(unseen, reader.spec.n_action_steps))
+    fit = partial(fitted_values, base=reader, episodes=unseen, seed=seed, heads=HEADS, updates=updates)
     value = fit(reference)  # of the base: `gate` fits it for every candidate again
     before = evaluate(reference, env, seeds, policy_id="base").success_rate().value
     for path in paths:

@@ -35,7 +35,8 @@ class ChunkLearner:
 
     Args:
         critic: makes the ensemble from its input size.
-        target_subset: heads drawn for each target (REDQ's M); None: all.
+        target_subset: heads drawn for each target (REDQ's M); None: all. It changes nothing beside `expectile`, whose V
+            learns from all heads.
         pessimism: κ of the lower bound mean − κ·deviation over heads; None: their minimum.
         tau: rate at which the target follows.
         critic_lr, actor_lr, grad_norm: of the optimisers.

@@ -197,7 +197,8 @@ class ResidualTD3:
         if self.confidence:
             with torch.no_grad():
                 q_base = self.critic(state, self.policy.combine(base_action, torch.zeros_like(u)))
-            mean, deviation = (q - q_base).mean(dim=0), (q - q_base).std(dim=0)  # [B]
+            gain = q - q_base
+            mean, deviation = gain.mean(dim=0), gain.std(dim=0, correction=min(1, len(gain) - 1))  # [B]
             climbed = (mean - self.confidence * deviation).mean()
             metrics |= {"actor/gain": mean.detach().mean(), "actor/gain_deviation": deviation.detach().mean()}
         loss = weight * size - climbed

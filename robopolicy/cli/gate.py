@@ -50,7 +50,8 @@ def gate(
         held_out: share of the dataset's episodes that is read; None: as both policies' trainings left out, or all
             where neither learned from this dataset.
         level: confidence of each bound; the candidate is accepted where the lower bound of its gain is above 0.
-        updates: TD steps of each policy's critic. out: folder of gate.json, the decision; None: it is only printed.
+        updates: TD steps of each policy's critic; more are taken where success takes long.
+        out: folder of gate.json, the decision; None: it is only printed.
         seed: of resamples and batches. threads: of torch; None: its choice.
 
     Raises:

@@ -9,6 +9,7 @@ chunks that no episode shows are not in the interval.
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from statistics import NormalDist
@@ -76,7 +77,8 @@ def gate(
     Args:
         candidate, base: on the CPU.
         episodes: recorded ones that neither policy learned from, with failures and successes.
-        heads: resamples of the episodes. updates: TD steps of each policy's critic. tracker: shows progress.
+        heads: resamples of the episodes. tracker: shows progress.
+        updates: TD steps of each policy's critic; more where success takes longer, see `updates_needed`.
 
     Raises:
         SpecError: a policy does not fit the episodes or refines another, or the executed chunks differ in length.
@@ -87,10 +89,22 @@ def gate(
         raise ConfigError(f"level={level}: expected a confidence from 0.5 to below 1, e.g. 0.9")
     reader = check_policies(candidate, base, episodes)
     check_episodes(episodes)
+    updates = max(updates, updates_needed(episodes, base.spec.n_action_steps))
     how: dict[str, Any] = {"seed": seed, "heads": heads, "updates": updates, "tracker": tracker}
     values = [fitted_values(policy, reader, episodes, name=name, **how)
               for name, policy in (("candidate", candidate), ("base", base))]  # fmt: skip
     return decided(values[0], values[1], level=level, episodes=episodes.num_episodes)
+
+
+def updates_needed(episodes: Episodes, played: int) -> int:
+    """Return the TD steps in which a reward reaches the first frame of the longest success, in chunks of `played`.
+
+    A target that follows at the rate τ passes a value on by one chunk in 1/τ updates. After u updates the share that has
+    come n chunks far is at most P(Poisson(τu) ≥ n), so u = (n + 3·√n)/τ.
+    """
+    good = succeeded(episodes)
+    chunks = math.ceil(int(episodes.lengths[good].max()) / played) if bool(good.any()) else 0
+    return math.ceil((chunks + 3 * math.sqrt(chunks)) / _TAU)
 
 
 def decided(candidate: Tensor, base: Tensor, *, level: float, episodes: int) -> GateResult:

@@ -29,7 +29,8 @@ def make(*, gain=0.35, num_envs=8, scale=0.5, seed=0, **kw):
     normalizer._affine(STATE).set(torch.tensor([0.0, 0.0, 500.0, 6.0]), torch.tensor([0.3, 0.3, 500.0, 6.0]))
     policy = ResidualPolicy(base.spec, normalizer, base, hidden=(32, 32), scale=scale)
     short = dict(exploration_std=0.15, warmup_std=0.3, confidence=0.0, average=1.0, actor_warmup=0, penalty_steps=8_000)
-    algo = ResidualTD3(policy, critic=partial(CriticEnsemble, heads=3, width=32), seed=seed, **short | kw)
+    critic = kw.pop("critic", partial(CriticEnsemble, heads=3, width=32))
+    algo = ResidualTD3(policy, critic=critic, seed=seed, **short | kw)
     return policy, algo, wrap_for(policy, PointEnv(num_envs))
 
 
@@ -514,6 +515,17 @@ def test_with_confidence_the_actor_leaves_the_base_only_where_the_heads_agree():
     assert (u > 0.9).all(), "their mean rises along both axes"
     _, _, u = climb(confidence=1.0)
     assert u[0] > 0.9 and abs(u[1]) < 0.1
+
+
+def test_a_single_head_knows_no_deviation_and_learns_all_the_same():
+    critic = partial(CriticEnsemble, heads=1, width=32)
+    policy, algo, _ = make(critic=critic, target_subset=1, confidence=1.0)
+    before = [p.clone() for p in policy.net.parameters()]
+    for _ in range(4):
+        metrics = algo.update(batch_of(policy), learned_steps=0)
+    assert float(metrics["actor/gain_deviation"]) == 0.0
+    assert all(bool(p.isfinite().all()) for p in policy.net.parameters())
+    assert any(not torch.equal(a, b) for a, b in zip(before, policy.net.parameters(), strict=True))
 
 
 def test_what_acts_follows_the_actor_by_an_average():

@@ -15,7 +15,7 @@ from torch import Tensor
 from robopolicy.core.errors import ConfigError, DataError, SpecError
 from robopolicy.core.types import STATE
 from robopolicy.datasets.episodes import Episodes, held_out, take
-from robopolicy.evaluation.off_policy_evaluation import FEWEST, GateResult, gate
+from robopolicy.evaluation.off_policy_evaluation import FEWEST, GateResult, gate, updates_needed
 from robopolicy.policies.base import Policy
 from tests.algos.test_dppo import base
 from tests.fakes import POINT_ACTION, PointEnv, PointPolicy
@@ -77,6 +77,18 @@ def test_a_better_candidate_is_accepted_with_the_gain_that_the_data_shows() -> N
                           for what, count in (("actions", 2 * 600), ("value", 240))}  # fmt: skip
     assert result.low < result.gain < result.high
     assert result.gain == pytest.approx(0.8 * 0.98**2, abs=0.12)  # two steps of γ = 0.98 before the reward
+
+
+def test_updates_suffice_for_the_longest_success() -> None:
+    """A reward passes one chunk on in 1/τ = 50 updates: 20 chunks and some to spare for their spread."""
+    shown, long = Shown(), one_chunk(24, length=60)
+    played = base("flow").spec.n_action_steps
+    needed = updates_needed(long, played)
+    assert played == 3 and needed == 1671 and updates_needed(one_chunk(), played) == 200
+    gate(going(0.05), going(-0.05), long, heads=2, updates=240, tracker=shown)
+    assert shown.bars["candidate: value"][0] >= needed
+    failed = replace(long, success=torch.zeros_like(long.success))
+    assert updates_needed(failed, played) == 0
 
 
 def test_a_worse_candidate_and_an_equal_one_are_refused() -> None:
