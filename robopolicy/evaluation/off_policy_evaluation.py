@@ -99,8 +99,8 @@ def gate(
 def updates_needed(episodes: Episodes, played: int) -> int:
     """Return the TD steps in which a reward reaches the first frame of the longest success, in chunks of `played`.
 
-    A target that follows at the rate τ passes a value on by one chunk in 1/τ updates. After u updates the share that has
-    come n chunks far is at most P(Poisson(τu) ≥ n), so u = (n + 3·√n)/τ.
+    A target that follows at the rate τ passes a value on by one chunk in 1/τ updates. After u updates the share that
+    has come n chunks far is at most P(Poisson(τu) ≥ n), so u = (n + 3·√n)/τ.
     """
     good = succeeded(episodes)
     chunks = math.ceil(int(episodes.lengths[good].max()) / played) if bool(good.any()) else 0
