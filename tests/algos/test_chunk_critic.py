@@ -349,6 +349,6 @@ def test_it_improves_a_base(kind: Any):
     fast = {"average": 0.05, "actor_warmup": 10}
     algo = make(kind, source=source, policy_delay=1, critic_lr=3e-3, noise_samples=2, **fast, **options)
     before = success(algo.policy)
-    train(algo, total_steps=2_000, warmup_steps=800, critic_only_updates=60, updates_per_step=0.1, batch_size=64)
+    train(algo, total_steps=3_000, warmup_steps=800, critic_only_updates=60, updates_per_step=0.1, batch_size=64)
     after = success(algo.policy)
-    assert before < 0.6 and after > before + 0.2, (before, after)
+    assert before < 0.6 and after > before + 0.3, (before, after)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import shlex
 from pathlib import Path
 from types import SimpleNamespace
@@ -61,4 +62,6 @@ def test_a_base_is_looked_at_refined_and_compared(
     monkeypatch.setattr(cli, "invoke", lambda verb, *_, **__: SimpleNamespace(difference=Interval(-0.3, -0.4, -0.2)))
     assert main([*command, f"out={tmp_path / 'again'}"]) == 0
     again = capsys.readouterr().out
-    assert "worse than its base" in again and "worse than its base" not in said
+    assert "worse than its base" in again
+    found = json.loads((out / "refined" / "comparison.json").read_text())["difference"]
+    assert ("worse than its base" in said) == (found["high"] < 0), found

@@ -105,7 +105,8 @@ def test_off_policy_saves_and_goes_on_with_new_episodes(kind, tmp_path):
         result, weights = train(half, walks(kind))
         outcomes.append((result["steps"], weights))
     (steps, weights), (_, again) = outcomes
-    assert steps == 200 and torch.equal(weights, again), "resumed twice, the same run"
+    assert 200 - N < steps <= 200, "an env that rests between two episodes takes fewer steps than there are envs"
+    assert torch.equal(weights, again), "resumed twice, the same run"
 
     last, replay = saved["replay"]["added"] - 1, half.latest()["replay"]
     state, ended, valid = replay["obs"][STATE], replay["store"]["ended"], replay["store"]["valid"]
