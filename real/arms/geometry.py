@@ -15,9 +15,9 @@ from robopolicy.real.safety.profile import Profile
 
 CLOSE = np.array([0.005, 0.02, 0.005])  # m, rad, m: a maker's calibration moves axes by less
 TURNED = np.array([0.1, 0.03])  # cosine, m: of axes that are not neighbours, in a pose; a calibration changes less
-_POSES = 4
 ASIDE = 0.3  # sine of the angle between two axes: below, the side on which one passes the other is not known well
 PARALLEL = 0.02  # sine of the angle between two axes: their nearest points are not known well
+_POSES = 4  # in which the axes of all joints are compared: the zero, and three in which every joint has turned
 
 
 def axis_distances(offsets: Array, rotations: Array) -> Array:

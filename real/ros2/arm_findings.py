@@ -11,13 +11,11 @@ import numpy as np
 from sensor_msgs.msg import JointState
 
 from robopolicy.doctor.checks import Check
-from robopolicy.real.arms.geometry import differences
-from robopolicy.real.arms.urdf import UrdfError
 from robopolicy.real.ros2.channels import LineDelay
 from robopolicy.real.ros2.joint_states import stamp_of
 from robopolicy.real.ros2.messages import StateReader
 from robopolicy.real.ros2.remote_arm import STILL
-from robopolicy.real.ros2.urdf import check_urdf
+from robopolicy.real.ros2.urdf import contradictions
 from robopolicy.real.ros2.wiring import Wiring
 from robopolicy.real.ros2.wiring_file import LONGEST_LEAD
 from robopolicy.real.safety import SafetyError
@@ -28,8 +26,8 @@ COARSE = 0.02  # rad: a joint whose position moves in larger steps is not follow
 MOST = 256  # joints of others that are told apart
 SLOWEST = 99.0  # percentile of latencies
 FEWEST = 20  # states that a delay is measured by
-_FITS = "the URDF permits all that the limits permit, and its axes lie and turn as theirs; base and tool: not compared"
 MOVED = 0.02  # rad: a joint that went further shows its direction
+_FITS = "the URDF permits all that the limits permit, and its axes lie and turn as theirs; base and tool: not compared"
 
 
 @dataclass
@@ -183,12 +181,7 @@ def _description(heard: Heard, wiring: Wiring) -> Iterator[Check]:
             "description", False, f"nothing has come on {topic.name!r}", "start robot_state_publisher, or set null"
         )
         return
-    profile = wiring.profile(**wiring.safety)
-    try:
-        check_urdf(profile, heard.description, wiring.joints)
-        found = differences(profile, heard.description, wiring.joints)
-    except (SafetyError, UrdfError) as error:
-        found = [str(error)]
+    found = contradictions(wiring.profile(**wiring.safety), heard.description, wiring.joints)
     yield Check(
         "description", not found, "; ".join(found) or _FITS,
         "use the limits of this arm: robopolicy arm new urdf=…",

@@ -27,7 +27,7 @@ from robopolicy.real.ros2.qos import bystanders, mismatches, profile_of, publish
 from robopolicy.real.ros2.receipts import Receipts
 from robopolicy.real.ros2.remote_arm import RemoteArm
 from robopolicy.real.ros2.teleop_keys import FRESH, STOPS
-from robopolicy.real.ros2.urdf import check_urdf
+from robopolicy.real.ros2.urdf import contradictions
 from robopolicy.real.ros2.wiring import GRIPPER, Topic, Wiring
 from robopolicy.real.safety import SafetyError
 
@@ -206,11 +206,8 @@ class Subscriptions:
             return []
         if self._description is None:
             return [f"robot_description: nothing has come on {topic.name!r}; is robot_state_publisher running?"]
-        try:
-            check_urdf(self.arm.chain.profile, self._description, self.wiring.joints)
-        except SafetyError as error:
-            return [f"robot_description: {error}"]
-        return []
+        found = contradictions(self.arm.chain.profile, self._description, self.wiring.joints)
+        return [f"robot_description: {problem}" for problem in found]
 
     def close(self) -> None:
         self._depth.close()

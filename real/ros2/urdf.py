@@ -8,11 +8,27 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from robopolicy.core.errors import closest
-from robopolicy.real.arms.urdf import Urdf, UrdfJoint, read_urdf
+from robopolicy.real.arms.geometry import differences
+from robopolicy.real.arms.urdf import Urdf, UrdfError, UrdfJoint, read_urdf
 from robopolicy.real.safety.errors import SafetyError
 from robopolicy.real.safety.profile import Profile
 
 TOLERANCE = 1e-4  # rad, rad/s: descriptions are rounded
+
+
+def contradictions(profile: Profile, text: str, names: Sequence[str]) -> list[str]:
+    """List why a URDF is not of the arm that the limits are of: its limits, and how its axes lie and turn.
+
+    Its base and its tool are not compared.
+
+    Args:
+        names: the URDF's names of the joints, in the order of the limits.
+    """
+    try:
+        check_urdf(profile, text, names)
+        return differences(profile, text, names)
+    except (SafetyError, UrdfError) as error:
+        return [str(error)]
 
 
 def check_urdf(profile: Profile, text: str, names: Sequence[str] | None = None) -> None:

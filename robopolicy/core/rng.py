@@ -23,8 +23,8 @@ _M0, _M1 = 0xD2511F53, 0xCD9E8D57
 _W0, _W1 = 0x9E3779B9, 0xBB67AE85
 
 Split = Literal["demonstrations", "validation", "test", "train"]
-_SPLITS = {"demonstrations": 0, "validation": 1, "test": 2, "train": 3}
-_SPLIT_BITS = 40  # seeds per split: 2^40; the splits are disjoint ranges of int64
+SPLITS: dict[Split, int] = {"demonstrations": 0, "validation": 1, "test": 2, "train": 3}  # number in the seed
+SPLIT_BITS = 40  # seeds per split: 2^40; the splits are disjoint ranges of int64
 
 
 def _mulhilo(a: int, b: Tensor) -> tuple[Tensor, Tensor]:
@@ -82,12 +82,12 @@ def episode_seeds(split: Split, run_seed: int, count: int, *, start: int = 0) ->
     begin with the starts of its demonstrations, where their imitator succeeds more often than elsewhere. Validation
     and test seeds do not depend on `run_seed` unless it is given: pass 0 to pair runs with one another.
     """
-    if split not in _SPLITS:
-        raise ConfigError(f"split must be one of {sorted(_SPLITS)}, found {split!r}")
+    if split not in SPLITS:
+        raise ConfigError(f"split must be one of {sorted(SPLITS)}, found {split!r}")
     index = torch.arange(start, start + count, dtype=torch.int64)
-    words = philox((index & _MASK, index >> 32, index * 0 + _SPLITS[split], index * 0), _key(run_seed, index))
-    low = (words[..., 0] | (words[..., 1] << 32)) & ((1 << _SPLIT_BITS) - 1)
-    return low | (_SPLITS[split] << _SPLIT_BITS)
+    words = philox((index & _MASK, index >> 32, index * 0 + SPLITS[split], index * 0), _key(run_seed, index))
+    low = (words[..., 0] | (words[..., 1] << 32)) & ((1 << SPLIT_BITS) - 1)
+    return low | (SPLITS[split] << SPLIT_BITS)
 
 
 def _key(seed: int, like: Tensor) -> tuple[Tensor, Tensor]:

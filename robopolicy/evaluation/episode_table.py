@@ -13,6 +13,7 @@ import pyarrow.parquet as pq
 from pandas.api.types import is_bool_dtype, is_integer_dtype, is_numeric_dtype
 
 from robopolicy.core.errors import DataError
+from robopolicy.core.rng import SPLIT_BITS, SPLITS
 from robopolicy.core.types import Metrics
 from robopolicy.core.untrusted import read_bytes, refusing
 from robopolicy.evaluation.statistics import Interval, wilson
@@ -37,7 +38,6 @@ COLUMNS = {
 ENDED_BY = ("success", "terminated", "truncated", "diverged")
 CRITERIA = ("success_once", "success_at_end")
 _LARGEST, _MOST = 2**28, 10**7  # bytes and rows of a file
-_SPLITS = ("demonstrations", "validation", "test", "train")
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -104,10 +104,10 @@ class EpisodeTable:
     @property
     def split(self) -> str:
         """Return the split of all seeds: "test" and so on, "mixed", or "none" without episodes."""
-        found = sorted({s >> 40 for s in self.seeds})
+        found = {seed >> SPLIT_BITS for seed in self.seeds}
         if len(found) != 1:
             return "mixed" if found else "none"
-        return _SPLITS[found[0]] if 0 <= found[0] < len(_SPLITS) else "mixed"
+        return next((name for name, number in SPLITS.items() if number in found), "mixed")
 
     def successes(self, criterion: str = "success_once") -> list[bool]:
         """Return [E] bool in the order of `seeds`."""

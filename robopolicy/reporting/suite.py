@@ -13,7 +13,7 @@ from torch import Tensor
 
 from robopolicy.config.schema import Count, Node
 from robopolicy.core.errors import ConfigError, closest
-from robopolicy.core.rng import Split, episode_seeds
+from robopolicy.core.rng import SPLIT_BITS, SPLITS, Split, episode_seeds
 from robopolicy.evaluation.episode_table import EpisodeTable
 from robopolicy.evaluation.statistics import Interval, wilson
 from robopolicy.reporting import plots
@@ -22,7 +22,6 @@ from robopolicy.utils.atomic import write_atomically
 from robopolicy.utils.provenance import command, hardware, version
 
 _RULES = {"success_once": "after some step", "success_at_end": "after the last step"}
-_SPLIT_BITS = 40  # as in core/rng.py: a split's seeds are its number << 40 and up
 
 
 @dataclass(frozen=True)
@@ -76,8 +75,7 @@ class Suite:
                 f"suite={self.name}: its episodes are a fixed list of {self.episodes} initial states, all of them its "
                 f"test; found split={split}, episodes={episodes}. Take split=test and at most {self.episodes}."
             )
-        first = (episode_seeds(split, 0, 1) >> _SPLIT_BITS) << _SPLIT_BITS
-        return first + torch.arange(episodes)
+        return (SPLITS[split] << SPLIT_BITS) + torch.arange(episodes)
 
 
 @dataclass(frozen=True)

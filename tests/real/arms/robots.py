@@ -5,6 +5,9 @@ from __future__ import annotations
 import math
 
 import numpy as np
+from scipy.spatial.transform import Rotation
+
+from robopolicy.real.safety.kinematics import rotation
 
 
 def numbers(values) -> str:
@@ -18,6 +21,18 @@ def joint(name, parent, child, *, type="revolute", xyz=(0, 0, 0), rpy=(0, 0, 0),
         f'<joint name="{name}" type="{type}"><origin xyz="{numbers(xyz)}" rpy="{numbers(rpy)}"/>'
         f'<parent link="{parent}"/><child link="{child}"/><axis xyz="{numbers(axis)}"/>{limit}{more}</joint>'
     )
+
+
+def frames(profile) -> list[dict[str, object]]:
+    """The frames of a profile's joints, as `joint` takes them."""
+    chain = profile.chain
+    turns = (
+        chain.rotations if len(chain.rotations) else rotation([(k * math.pi / 2, 0, 0) for k in chain.quarter_turns])
+    )
+    return [
+        {"xyz": xyz, "rpy": Rotation.from_matrix(turn).as_euler("xyz")}
+        for xyz, turn in zip(chain.offsets, turns, strict=True)
+    ]
 
 
 def robot(*joints: str, links=(), name="robot", geometry="") -> str:

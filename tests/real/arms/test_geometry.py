@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from robopolicy.real.arms.geometry import axis_distances, differences
-from robopolicy.real.safety import load_profile
+from robopolicy.real.safety import load_profile, profile_names
 from robopolicy.real.safety.kinematics import rotation
-from tests.real.arms.robots import joint, robot
+from tests.real.arms.robots import frames, joint, robot
 
 # Universal Robots' description writes the same arm as its DH table in other frames (ur5e default_kinematics.yaml).
 UR5E = (
@@ -32,6 +32,16 @@ def ur5e(**elbow) -> str:
 def test_the_makers_frames_are_the_same_arm():
     profile = load_profile("ur5e")
     assert differences(profile, ur5e(), profile.joints) == []
+
+
+@pytest.mark.parametrize("name", profile_names())
+def test_every_preset_is_its_own_arm(name):
+    profile = load_profile(name)
+    joints = [
+        joint(n, f"l{i}", f"l{i + 1}", **frame)
+        for i, (n, frame) in enumerate(zip(profile.joints, frames(profile), strict=True))
+    ]
+    assert differences(profile, robot(*joints), profile.joints) == []
 
 
 @pytest.mark.parametrize("change", [{"xyz": (-0.5, 0, 0)}, {"rpy": (0.1, 0, 0)}])

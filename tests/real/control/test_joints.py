@@ -24,6 +24,8 @@ from robopolicy.sim.arm import FINGER_STROKE
 from robopolicy.sim.kinematics import PANDA, forward
 from tests import toy
 from tests.real.adversary import targets
+from tests.real.arms.robots import frames, joint
+from tests.real.arms.robots import robot as arm
 from tests.real.control.test_robots import WIDE, Drive
 from tests.real.safety.test_chain import DT, Rig
 
@@ -107,20 +109,18 @@ def test_a_hundred_lives_of_a_chain():
 
 # -- 16 -------------------------------------------------------------------------------------------------------------
 def urdf(profile, **changes) -> str:
-    """A chain with the maker's limits; `changes`: joint number → (key, value)."""
-    joints = ""
-    for i, name in enumerate(profile.joints):
+    """The arm of a profile with the maker's limits; `changes`: joint number → (key, value)."""
+    joints = []
+    for i, (name, frame) in enumerate(zip(profile.joints, frames(profile), strict=True)):
         m = profile.maker
         limit = {"lower": m["low"][i], "upper": m["high"][i], "velocity": m["velocity"][i], "effort": 87.0}
-        kind = "revolute"
+        given = {"name": name, "type": "revolute", **frame}
         if f"j{i}" in changes:
             key, value = changes[f"j{i}"]
-            kind, name = (value if key == "type" else kind), (value if key == "name" else name)
-            limit |= {key: value} if key in limit else {}
-        ends = f'<parent link="l{i}"/><child link="l{i + 1}"/>'
-        numbers = " ".join(f"{k}={str(v)!r}" for k, v in limit.items())
-        joints += f'<joint name="{name}" type="{kind}">{ends}<limit {numbers}/></joint>'
-    return f'<robot name="arm">{joints}</robot>'
+            (limit if key in limit else given)[key] = value
+        words = " ".join(f"{k}={str(v)!r}" for k, v in limit.items())
+        joints.append(joint(parent=f"l{i}", child=f"l{i + 1}", limit=words, **given))
+    return arm(*joints)
 
 
 @pytest.mark.parametrize("robot", profile_names())

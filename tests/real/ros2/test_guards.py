@@ -87,6 +87,8 @@ GUARDS = [
           state("expected 9 velocities")),
     Guard("finite state", StateReader, "read", "if not np.isfinite(value).all():", "if False:",
           state("'panda_joint7' is not finite")),
+    Guard("unit of a gripper", StateReader, "read_gripper", "if not low <= opening <= high:", "if False:",
+          state("are 80 m apart")),
     Guard("degrees", StateReader, "_check_unit", "if not outside.any():", "if True:", state("look like degrees")),
     Guard("times of points", messages, "points_of", "if abs(due - first - k * dt_ns) > 1000:", "if False:", others),
     Guard("positions of points", messages, "points_of",

@@ -36,6 +36,7 @@ from robopolicy.real.ros2.qos import profile_of
 from robopolicy.real.ros2.wiring import load_wiring
 from robopolicy.real.safety import Mode
 from robopolicy.real.safety.decision import Patience
+from tests.real.arms.robots import frames, joint, robot
 from tests.real.controllers import TrajectoryController
 from tests.real.ros2.test_arms import Turn
 from tests.real.ros2.test_gripper_goals import Client, gripper_command
@@ -47,16 +48,13 @@ FOLDER = Path(__file__).parent / "makers"
 OPENING = 0.05  # m
 
 
-def described(joints: dict[str, list[float]]) -> str:
-    """A URDF of a chain of these joints."""
-    names = ["base", *joints]
-    links = "".join(f'<link name="{name}_link"/>' for name in names)
-    chain = "".join(
-        f'<joint name="{name}" type="revolute"><parent link="{above}_link"/><child link="{name}_link"/>'
-        f'<axis xyz="0 0 1"/><limit lower="{low}" upper="{high}" velocity="{speed}" effort="80"/></joint>'
-        for above, (name, (low, high, speed)) in zip(names, joints.items(), strict=False)
-    )
-    return f'<robot name="maker">{links}{chain}</robot>'
+def described(limits: dict[str, list[float]], profile) -> str:
+    """The URDF of a maker's arm: its own limits, and the axes of the profile."""
+    joints = [
+        joint(name, f"l{i}", f"l{i + 1}", limit=f'lower="{low}" upper="{high}" velocity="{speed}" effort="80"', **frame)
+        for i, ((name, (low, high, speed)), frame) in enumerate(zip(limits.items(), frames(profile), strict=True))
+    ]
+    return robot(*joints)
 
 
 class Maker(Node):
@@ -73,7 +71,7 @@ class Maker(Node):
         self.enable = self.create_publisher(Bool, "enable", profile_of(wiring.topic("enable")))
         latched = QoSProfile(depth=1, durability=DurabilityPolicy.TRANSIENT_LOCAL)
         self.description = self.create_publisher(String, "/robot_description", latched)
-        self.description.publish(String(data=described(given["description"])))
+        self.description.publish(String(data=described(given["description"], wiring.profile())))
         for states, publisher in self.states:
             if "first" in states:
                 publisher.publish(JointState(name=states["first"]))

@@ -614,6 +614,7 @@ def test_the_arm_s_own_description_must_bear_out_the_limits(ros):
         for profile, change, what in (
             (load_profile("ur5e"), {}, "panda_joint1: is not in it"),
             (own, {"j4": ("velocity", 0.5)}, "panda_joint5: velocity is 0.5 rad/s"),
+            (own, {"j3": ("axis", (0, 0, -1))}, "panda_joint4: its axis lies elsewhere"),  # turns the other way
         ):
             heard = rig.node.handled
             said.publish(String(data=urdf(profile, **change)))
