@@ -21,6 +21,7 @@ from robopolicy.core.untrusted import WANDB, check_links
 from robopolicy.reporting.pipeline_page import StageResult, comparisons, write_pipeline_report
 from robopolicy.runs.logger import grouped
 from robopolicy.runs.run_dir import claimed
+from robopolicy.training.refinement_rules import check_budget
 from robopolicy.utils.threads import set_threads
 
 
@@ -72,8 +73,10 @@ def pipeline(
         The results of the stages, in order.
 
     Raises:
-        ConfigError: nothing to begin with, or a stage whose config or inputs changed since it began.
+        ConfigError: nothing to begin with, too small a budget, or a stage whose config or inputs changed since
+            it began.
     """
+    check_budget(env_steps)
     set_threads(threads)
     given = {"imitate": imitate, "offline": offline, "online": online, "one_step": one_step}
     more = {name: keys or {} for name, keys in given.items()}

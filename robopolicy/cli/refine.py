@@ -32,7 +32,7 @@ from robopolicy.policies.state_vectors import joined, state_vectors
 from robopolicy.runs.checkpointer import load_policy
 from robopolicy.runs.inputs import there
 from robopolicy.runs.run_dir import read_config
-from robopolicy.training.refinement_rules import BaseFacts, Choice, choose
+from robopolicy.training.refinement_rules import BaseFacts, Choice, check_budget, choose
 from robopolicy.utils.threads import set_threads
 
 NUM_ENVS = 50  # of the look
@@ -70,8 +70,9 @@ def refine(
         The comparison of the refined policy with its base; None with `plan_only`.
 
     Raises:
-        ConfigError: the base succeeds too rarely, or has no task of its own and none is given.
+        ConfigError: the base succeeds too rarely, the budget is too small, or there is no task.
     """
+    check_budget(env_steps)
     set_threads(threads)
     console = Console()
     stages = Stages(console, total=2 if plan_only else 5)

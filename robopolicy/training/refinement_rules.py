@@ -17,6 +17,7 @@ from robopolicy.policies.state_reading import places
 FAST = 1_000  # env steps per second with the base acting
 FAST_STEPS, SLOW_STEPS = 150_000, 100_000  # env steps in an env that is fast, and in one that is not
 SCHEDULE = 30_000  # env steps until the residual of the preset is let out: its warm-up, and the fall of its penalty
+LEAST = 15_000  # env steps of any refinement: fewer made bases worse
 LOWEST, GOOD = 0.02, 0.98  # success of a base with next to nothing to build on, and with next to nothing left to gain
 _DIFFERENCE = re.compile(r"(.+)_(?:to|in)_(.+)_[^_]+")  # hand_to_object_x
 _TOOL = re.compile(r"(?:^|_)(?:hand|tool|tcp|eef|ee|gripper|end_effector|fingertip)(?:$|_)")
@@ -72,6 +73,15 @@ def check_keys(overrides: Sequence[str], where: str) -> None:
         )
 
 
+def check_budget(env_steps: int | None) -> None:
+    """Refuse a budget in which a residual moves before its critic knows where to."""
+    if env_steps is not None and env_steps < LEAST:
+        raise ConfigError(
+            f"env_steps={env_steps}: expected at least {LEAST}. Fewer made bases worse in trials (docs/refine.md). "
+            "Leave it out, or improve the base by more demonstrations instead."
+        )
+
+
 def choose(facts: BaseFacts, env_steps: int | None = None) -> list[Choice]:
     """Return the settings for a base, in the order in which they are printed.
 
@@ -79,7 +89,7 @@ def choose(facts: BaseFacts, env_steps: int | None = None) -> list[Choice]:
         env_steps: budget in primitive env steps; None: by the rules.
 
     Raises:
-        ConfigError: the base succeeds too rarely to be refined.
+        ConfigError: the base succeeds too rarely to be refined, or the budget is too small for it.
     """
     if max(facts.success, facts.mode_success) < LOWEST:
         raise ConfigError(
@@ -89,15 +99,15 @@ def choose(facts: BaseFacts, env_steps: int | None = None) -> list[Choice]:
     why = "a bounded correction of the frozen base, let out where all critics see a gain"
     found = [Choice(("algo=residual",), why)]
     found += _advice(facts)
+    check_budget(env_steps)
     speed, fast = f"{facts.steps_per_second:,.0f} env steps/s", facts.steps_per_second >= FAST
-    if fast:
-        steps = env_steps or FAST_STEPS
+    if fast and (steps := env_steps or FAST_STEPS) >= SCHEDULE:
         lengths = (f"loop.total_steps={steps}", "loop.stop_success=1")
         found.append(Choice(lengths, f"a fast env ({speed}): many steps; ends once 100 episodes in a row succeed"))
-        if steps < SCHEDULE:  # the penalty keeps its pace: let out sooner, a residual can ruin its base
-            found.append(Choice((f"loop.warmup_steps={steps // 5}",), "a small budget: a fifth of it is the warm-up"))
     else:
-        found += _of_slow_env(facts, speed, env_steps)
+        found += _of_few_steps(
+            facts, env_steps or SLOW_STEPS, f"few env steps of a {'fast' if fast else 'slow'} env ({speed})"
+        )
     if facts.pictures:
         seen = ("policy.pictures=true", "num_envs=8") if fast else ("policy.pictures=true",)
         found.append(Choice(seen, "the base reads cameras: the residual sees what the base's encoder makes of them"))
@@ -117,11 +127,10 @@ def _advice(facts: BaseFacts) -> list[Choice]:
     return [Choice((), reason) for reason in found]
 
 
-def _of_slow_env(facts: BaseFacts, speed: str, env_steps: int | None) -> list[Choice]:
-    """Few env steps: more updates for each, longer returns, and a state in which places do not name the episode."""
-    steps = env_steps or SLOW_STEPS
+def _of_few_steps(facts: BaseFacts, steps: int, where: str) -> list[Choice]:
+    """More updates for each env step, longer returns, and a state in which places do not name the episode."""
     words = (f"loop.total_steps={steps}", "num_envs=8", "loop.updates_per_step=0.5")
-    found = [Choice(words, f"a slow env ({speed}): more updates for each env step")]
+    found = [Choice(words, f"{where}: more updates for each")]
     if steps < SLOW_STEPS:  # the preset's schedule in proportion
         schedule = (f"loop.warmup_steps={6 * steps // 100}", f"algo.penalty_steps={24 * steps // 100}")
         found.append(Choice(schedule, "a small budget: the residual is let out in a quarter of it"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from robopolicy.core.errors import ConfigError
 from robopolicy.datasets.lerobot_reader import load_episodes
 from robopolicy.evaluation.off_policy_evaluation import GateResult
 from robopolicy.runs.run_dir import read_config
+from robopolicy.training import refinement_rules
 from tests.evaluation.points import make_rows
 
 MORE = (
@@ -27,6 +29,13 @@ MORE = (
     "stages=[imitate,collect,online,one_step,compare]", "online.loop.warmup_steps=64", "one_step.loop.steps=10",
     "one_step.teacher_episodes=4",
 )  # fmt: skip
+
+
+@pytest.fixture(scope="module", autouse=True)
+def a_budget_of_a_test() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(refinement_rules, "LEAST", 100)
+        yield
 
 
 @pytest.fixture(scope="module")

@@ -15,6 +15,7 @@ from robopolicy.config.compose import compose, task_node
 from robopolicy.config.schema import plain
 from robopolicy.evaluation.statistics import Interval
 from robopolicy.runs.run_dir import read_config
+from robopolicy.training import refinement_rules
 
 QUIET = ("task=reach", "tracker=quiet", "seed=0", "threads=1")
 
@@ -46,6 +47,9 @@ def test_a_base_is_looked_at_refined_and_compared(
     capsys.readouterr()
     command = ["refine", f"base={base}", "look_episodes=20", "env_steps=5000", "episodes=20", "videos=0",
                "tracker=quiet", "threads=1"]  # fmt: skip
+    assert main([*command, f"out={out}", "plan_only=true"]) == 1
+    assert "env_steps=5000: expected at least 15000" in capsys.readouterr().err and not out.exists()
+    monkeypatch.setattr(refinement_rules, "LEAST", 100)
     assert main([*command, f"out={out}", "plan_only=true"]) == 0
     planned = capsys.readouterr().out
     assert "robopolicy train task=reach algo=residual loop.total_steps=5000" in planned and f"dataset={data}" in planned

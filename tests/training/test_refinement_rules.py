@@ -9,7 +9,7 @@ from robopolicy.config.compose import compose
 from robopolicy.core.errors import ConfigError
 from robopolicy.core.specs import state_columns
 from robopolicy.core.types import Feature
-from robopolicy.training.refinement_rules import SCHEDULE, BaseFacts, check_keys, choose, relative_elements
+from robopolicy.training.refinement_rules import LEAST, SCHEDULE, BaseFacts, check_keys, choose, relative_elements
 
 _THINGS = ("hand", "object", "other", "before_hand", "goal", "hand_to_object", "object_to_goal")
 METAWORLD = tuple(f"{thing}_{axis}" for thing in _THINGS for axis in "xyz")  # fmt: skip
@@ -35,7 +35,6 @@ def overrides(facts: BaseFacts, env_steps: int | None = None) -> list[str]:
 
 def test_a_fast_env_has_the_recorded_preset_until_it_succeeds_always() -> None:
     assert overrides(FACTS) == ["algo=residual", "loop.total_steps=150000", "loop.stop_success=1"]
-    assert overrides(FACTS, 7_000)[1:] == ["loop.total_steps=7000", "loop.stop_success=1", "loop.warmup_steps=1400"]
     preset = compose(find_verb("train"), ["algo=residual", "task=reach", "base=zero_action", "run_dir=x"])
     assert preset["loop"]["warmup_steps"] + preset["algo"]["penalty_steps"] == SCHEDULE
     assert overrides(FACTS, 30_000)[1:] == ["loop.total_steps=30000", "loop.stop_success=1"]
@@ -47,8 +46,15 @@ def test_a_slow_env_has_more_updates_for_each_step() -> None:
         "algo=residual", "loop.total_steps=100000", "num_envs=8", "loop.updates_per_step=0.5",
         "policy.state=[hand_z,other_*,hand_to_object_*,object_to_goal_*]",
     ]  # fmt: skip
-    assert {"loop.warmup_steps=300", "algo.penalty_steps=1200"} <= set(overrides(slow, 5_000))
+    assert {"loop.warmup_steps=1200", "algo.penalty_steps=4800"} <= set(overrides(slow, 20_000))
     assert "loop.replay.n_step=10" in overrides(replace(slow, success_steps=150))
+
+
+def test_a_small_budget_has_the_settings_of_a_slow_env_and_a_smaller_one_is_refused() -> None:
+    assert overrides(FACTS, LEAST) == overrides(replace(FACTS, steps_per_second=90), LEAST)
+    assert "loop.total_steps=15000" in overrides(FACTS, LEAST)
+    with pytest.raises(ConfigError, match=r"env_steps=14999: expected at least 15000"):
+        choose(FACTS, LEAST - 1)
 
 
 def test_pictures_and_missing_demonstrations_are_seen() -> None:
