@@ -19,6 +19,8 @@ from robopolicy.real.ros2.wiring import load_wiring
 from robopolicy.utils.atomic import write_atomically
 
 Controller = Annotated[str, pydantic.Field(pattern=r"^[A-Za-z_][A-Za-z0-9_/]*$")]
+LONGEST_STOP = 3.0  # s; the arms that ship need less than one
+
 Rate = Annotated[float, pydantic.Field(ge=10.0, le=2000.0)]
 
 
@@ -67,6 +69,11 @@ def arm_new(
     ))  # fmt: skip
     try:
         profile = load_wiring(str(wiring)).profile()
+        if profile.longest_stop > LONGEST_STOP:
+            raise UrdfError(
+                f"velocity, acceleration, jerk: with them a stop takes up to {profile.longest_stop:.1f} s, expected "
+                f"at most {LONGEST_STOP:g} s. They are of different sheets, or not in rad per s, s², s³"
+            )
     except RobopolicyError:  # nothing that cannot be used stays
         for path in (limits, wiring):
             path.unlink()

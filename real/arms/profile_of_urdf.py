@@ -18,6 +18,7 @@ from robopolicy.real.safety.profile_data import check_data
 
 CAUTIOUS = {"acceleration": 5.0, "jerk": 1000.0, "torque": 10.0, "torque_rate": 100.0}  # rad, N·m per s², s³, –, s
 FASTEST = 2 * math.pi  # rad/s: more is a placeholder in most URDFs
+TURNS = 4 * math.pi  # rad: no joint's end lies further from its zero; numbers beyond are degrees
 REACH = 1.09  # m, of a Panda from its first axis to the tool, for which a metre counts as a radian
 
 PerJoint = float | tuple[float, ...] | None
@@ -101,6 +102,7 @@ def profile_of(
         add_home(data)
         sources["home"] = "chosen: the best conditioned of 1000 poses at random"
     else:
+        _check_home(home, chain)
         data["home"], sources["home"] = list(home), "given"
     check_data(data, name)
     return data
@@ -122,7 +124,9 @@ def _limits(data: dict[str, Any], chain: ArmChain, sheet: Sheet, urdf: str) -> N
     low, high = sheet.of("low", n), sheet.of("high", n)
     if (low is None) != (high is None):
         raise UrdfError("low, high: expected both or neither")
-    if low is not None:
+    if low is not None and high is not None:
+        if max(map(abs, low + high)) > TURNS:
+            raise UrdfError(f"low, high: found {low} and {high}, expected rad. Degrees times π/180 are rad")
         data["position"]["sheet"] = {"range": [low, high]}
         sources["position.sheet"] = f"maker's sheet: {sheet.source}"
     for key, theirs in (("velocity", "velocity"), ("torque", "effort")):
@@ -134,6 +138,8 @@ def _limits(data: dict[str, Any], chain: ArmChain, sheet: Sheet, urdf: str) -> N
             data[key], sources[key] = [value] * n, f"conservative default: {value:g}; neither URDF nor sheet says"
     for key in ("velocity", *CAUTIOUS):
         if (given := sheet.of(key, n)) is not None:
+            if key == "velocity":
+                _check_velocity(given, chain)
             data[key], sources[key] = given, f"maker's sheet: {sheet.source}"
     if "velocity" not in data:
         raise UrdfError("velocity: the URDF's <limit> has none for some joint. Give velocity=[…] rad/s and source=")
@@ -142,3 +148,24 @@ def _limits(data: dict[str, Any], chain: ArmChain, sheet: Sheet, urdf: str) -> N
             f"velocity: the URDF says {max(data['velocity']):g} rad/s, which is a placeholder in most of them. Give "
             "the maker's by velocity=[…] rad/s and source="
         )
+
+
+def _check_velocity(given: list[float], chain: ArmChain) -> None:
+    """Refuse a sheet's velocities [n] above those of the URDF: the node would refuse the arm, whose URDF it reads."""
+    for joint, ours in zip(chain.joints, given, strict=True):
+        if 0 < joint.velocity < ours:
+            raise UrdfError(
+                f"velocity: found {ours:g} of {joint.name}, for which the URDF has {joint.velocity:g} rad/s. "
+                "Expected at most the URDF's, in rad/s (degrees times π/180). Correct the URDF where it is wrong"
+            )
+
+
+def _check_home(home: tuple[float, ...], chain: ArmChain) -> None:
+    if len(home) != len(chain.joints):
+        raise UrdfError(f"home: expected {len(chain.joints)} numbers, one a joint, found {len(home)}")
+    for joint, at in zip(chain.joints, home, strict=True):
+        if not joint.lower <= at <= joint.upper:
+            raise UrdfError(
+                f"home: found {at:g} of {joint.name}, which goes from {joint.lower:g} to {joint.upper:g} rad. "
+                "Expected rad: degrees times π/180"
+            )

@@ -18,6 +18,8 @@ from robopolicy.core.rng import keyed_normal
 from robopolicy.core.types import BASE_ACTION, RENDERED, Feature, Obs, Selective, Stateful, Step, VecEnv, close, newest
 from robopolicy.policies.base import Policy
 
+_FEWEST_ROWS = 16  # of a matrix product whose rows do not depend on their number, on CPUs with AVX-512
+
 
 class Wrapper:
     """Forwards to the inner env, `state_dict` included, but not `request_images` of Selective.
@@ -221,6 +223,9 @@ class ChunkQueue:
 class ChunkExecutor(ChunkQueue):
     """Runs a policy: a ChunkQueue that `policy.act` fills.
 
+    Small batches are filled up, but for policies that read images, so that a plan does not depend on their size. A CPU
+    sums products of few rows in another order, and where things touch the last bits grow into another episode.
+
     A policy's noise stream is its depth, so a base draws the same noise alone and under a residual. The policy may
     be on another device than the env: noise is drawn on the env's device, so that it is the same everywhere.
 
@@ -246,6 +251,9 @@ class ChunkExecutor(ChunkQueue):
 
     def _act(self, obs: Obs, rows: Tensor, noise: Tensor | None) -> Tensor:
         held = next(chain(self.policy.parameters(), self.policy.buffers()), self.queue)  # a policy may hold no tensor
+        count, short = len(rows), 0 if self.reads_images else max(0, min(self.num_envs, _FEWEST_ROWS) - len(rows))
+        rows = torch.cat([rows, rows[-1:].expand(short)])
         part = {k: v[rows].to(held.device) for k, v in newest(obs, self.policy.spec).items()}
-        noise = noise if noise is None else noise.to(held.device)
-        return self.policy.act(part, noise=noise, deterministic=self.deterministic)
+        if noise is not None:
+            noise = torch.cat([noise, noise[-1:].expand(short, *noise.shape[1:])]).to(held.device)
+        return self.policy.act(part, noise=noise, deterministic=self.deterministic)[:count]

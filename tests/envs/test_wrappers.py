@@ -8,6 +8,8 @@ from robopolicy.core.rng import episode_seeds
 from robopolicy.core.types import BASE_ACTION, STATE
 from robopolicy.envs.wrap_for import wrap_for
 from robopolicy.envs.wrappers import BaseActionEnv, ChunkExecutor, HistoryEnv
+from robopolicy.policies.diffusion import DiffusionPolicy
+from tests import toy
 from tests.fakes import PointEnv, PointPolicy
 
 
@@ -32,6 +34,19 @@ def test_an_episode_does_not_depend_on_its_neighbours():
     common = few.keys() & many.keys()
     assert len(common) > 30
     assert all(few[k] == many[k] for k in common)
+
+
+@pytest.mark.parametrize("together", [1, 3, 11])
+def test_a_plan_is_the_same_to_the_bit_whatever_envs_plan_with_it(together: int):
+    """A CPU sums products of few rows in another order; a film of four episodes has to be as its rows of 64 say."""
+    policy = toy.policy(DiffusionPolicy, toy.random_episodes()).eval()
+    obs, seed = {STATE: torch.randn(64, 1, 3, generator=torch.Generator().manual_seed(0))}, torch.arange(64)
+    all_of_them = ChunkExecutor(policy, 64)
+    all_of_them.next_action(obs, seed)
+    some = ChunkExecutor(policy, 64)
+    mask = torch.arange(64) % 64 < together
+    some.next_action(obs, seed, mask=mask)
+    assert torch.equal(some.queue[mask], all_of_them.queue[mask])
 
 
 def test_executor_plans_once_per_chunk_and_anew_after_reset():

@@ -90,6 +90,15 @@ def test_a_gripper_whose_opening_is_unknown_is_left_out_and_named(tmp_path, caps
     ("text", "keys", "why"),
     [
         (simple(6, j3={"limit": 'lower="-1" upper="1"'}), {}, "velocity: the URDF's <limit> has none"),
+        (simple(6), {"velocity": 180.0, "source": "x"}, r"velocity: found 180 of j1, for which the URDF has 2 rad/s"),
+        (simple(6), {"low": -180.0, "high": 180.0, "source": "x"}, "low, high: .*expected rad"),
+        (
+            simple(6),
+            {"home": (0.0, -90.0, 0.0, 0.0, 0.0, 0.0)},
+            "home: found -90 of j2, which goes from -2.5 to 2.5 rad",
+        ),
+        (simple(6), {"home": (0.0,) * 5}, "home: expected 6 numbers, one a joint, found 5"),
+        (simple(6), {"acceleration": 1500.0, "source": "x"}, r"a stop takes up to [\d.]+ s, expected at most 3 s"),
         (
             simple(6, j3={"limit": 'lower="-1" upper="1" velocity="100"'}),
             {},
@@ -98,7 +107,6 @@ def test_a_gripper_whose_opening_is_unknown_is_left_out_and_named(tmp_path, caps
         (simple(), {"acceleration": 3.0}, "acceleration: expected the sheet"),
         (simple(), {"acceleration": (3.0,) * 5, "source": "x"}, "acceleration: expected one number, or 6.*found 5"),
         (simple(), {"high": 3.0, "source": "x"}, "low, high: expected both"),
-        (simple(), {"home": (0.0,) * 5}, "home: expected one entry a joint"),
         (simple(), {"radius": 0.4}, "radius: the capsules of link0 and link4 touch"),
     ],
 )
