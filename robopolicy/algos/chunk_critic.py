@@ -12,19 +12,19 @@ from collections.abc import Callable
 from typing import Any, cast
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from robopolicy.algos.chunk_checks import ChunkChecks
 from robopolicy.algos.expectile_value import ExpectileValue
 from robopolicy.buffers.chunk_replay_buffer import ChunkBatch
 from robopolicy.config.schema import Count, Fraction, Natural, NonNegative, Positive
-from robopolicy.core.errors import ConfigError, RobopolicyError, SpecError
+from robopolicy.core.errors import ConfigError, SpecError
 from robopolicy.core.types import Metrics, Obs
 from robopolicy.networks.critics import CriticEnsemble
 from robopolicy.policies.base import SEEN, Policy
 from robopolicy.policies.denoising import ChunkDenoiser
 from robopolicy.policies.normalizer import ACTION
-from robopolicy.utils.optim import copy_into, load_optimizer_state, optimizer_state, steps_taken
+from robopolicy.utils.optim import copy_into, descend, load_optimizer_state, optimizer_state, steps_taken
 
 
 class ChunkLearner:
@@ -228,18 +228,7 @@ class ChunkLearner:
         return norm
 
     def _descend(self, loss: Tensor, params: list[Tensor], optim: torch.optim.Optimizer, name: str) -> Tensor:
-        optim.zero_grad(set_to_none=True)
-        # Naming the inputs skips the gradients of everything else; see ResidualTD3 for why not by `grad`.
-        torch.autograd.backward(loss, inputs=params)
-        norm = nn.utils.clip_grad_norm_(params, self.grad_norm)
-        if not bool(torch.isfinite(loss + norm)):
-            raise RobopolicyError(
-                f"{name}: loss {float(loss.detach()):.3g} and gradient norm {float(norm):.3g} at update {self.updates} "
-                "are not both finite. Look for NaN in rewards, actions and the base's normaliser, or lower "
-                f"algo.{name}_lr."
-            )
-        optim.step()
-        return norm
+        return descend(loss, params, optim, most=self.grad_norm, update=self.updates, name=name)
 
     def state_dict(self) -> dict[str, Any]:
         return {

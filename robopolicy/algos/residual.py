@@ -16,7 +16,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from robopolicy.buffers.replay_buffer import Batch
 from robopolicy.config.schema import Count, Fraction, Natural, NonNegative, Positive
@@ -24,7 +24,7 @@ from robopolicy.core.errors import ConfigError
 from robopolicy.core.types import BASE_ACTION, Metrics, Obs
 from robopolicy.networks.critics import CriticEnsemble
 from robopolicy.policies.residual import ResidualPolicy
-from robopolicy.utils.optim import copy_into, load_optimizer_state, optimizer_state, steps_taken
+from robopolicy.utils.optim import copy_into, descend, load_optimizer_state, optimizer_state, steps_taken
 
 
 def fallen(first: float, last: float, done: float) -> float:
@@ -150,6 +150,9 @@ class ResidualTD3:
 
         Args:
             learned_steps: env steps since learning began, which drive λ; None for a critic-only update.
+
+        Raises:
+            RobopolicyError: a loss or its gradient is not finite; the weights are unchanged.
         """
         self.updates += 1
         batch = batch.to(self.device)
@@ -176,10 +179,7 @@ class ResidualTD3:
             y = batch.reward + batch.discount * q_next.amin(dim=0)  # [B]
         q = self.critic(state, action)  # [E B]
         loss = (q - y).square().mean(dim=1).sum()  # sum over heads: each head learns as if alone
-        self.critic_optim.zero_grad(set_to_none=True)
-        loss.backward()
-        norm = nn.utils.clip_grad_norm_(self.critic_params, self.grad_clip)
-        self.critic_optim.step()
+        norm = self._descend(loss, self.critic_params, self.critic_optim, "critic")
         with torch.no_grad():
             torch._foreach_lerp_(self.target_params, self.critic_params, self.tau)
         return {
@@ -202,17 +202,15 @@ class ResidualTD3:
             climbed = (mean - self.confidence * deviation).mean()
             metrics |= {"actor/gain": mean.detach().mean(), "actor/gain_deviation": deviation.detach().mean()}
         loss = weight * size - climbed
-        self.actor_optim.zero_grad(set_to_none=True)
-        # `inputs` skips the gradients of the critic's parameters. A fused optimiser needs each gradient in its
-        # parameter's memory layout, which `backward` gives and `torch.autograd.grad` does not.
-        torch.autograd.backward(loss, inputs=self.actor_params)
-        nn.utils.clip_grad_norm_(self.actor_params, self.grad_clip)
         self.actor_steps += 1
         self.actor_optim.param_groups[0]["lr"] = self.actor_lr * min(1.0, self.actor_steps / max(1, self.actor_warmup))
-        self.actor_optim.step()
+        self._descend(loss, self.actor_params, self.actor_optim, "actor")
         with torch.no_grad():
             torch._foreach_lerp_(self.acting_params, self.actor_params, self.average)
         return {**metrics, "actor/residual_sq": size.detach(), "actor/penalty": weight}
+
+    def _descend(self, loss: Tensor, params: list[Tensor], optim: torch.optim.Optimizer, name: str) -> Tensor:
+        return descend(loss, params, optim, most=self.grad_clip, update=self.updates, name=name)
 
     def _randn(self, shape: torch.Size) -> Tensor:
         return torch.randn(shape, generator=self.generator).to(self.device)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from robopolicy.core.errors import CheckpointError
+from robopolicy.core.errors import CheckpointError, RobopolicyError
 
 
 def cosine_with_warmup(step: int, *, steps: int, warmup: int) -> float:
@@ -27,6 +27,29 @@ def decay_groups(parameters: Iterable[nn.Parameter], weight_decay: float) -> lis
         {"params": [p for p in trained if p.ndim > 1], "weight_decay": weight_decay},
         {"params": [p for p in trained if p.ndim <= 1], "weight_decay": 0.0},
     ]
+
+
+def descend(
+    loss: Tensor, params: list[Tensor], optimizer: torch.optim.Optimizer, *, most: float, update: int, name: str
+) -> Tensor:
+    """Take one step down `loss`, with the gradient of `params` scaled down to the norm `most`; return its norm.
+
+    Gradients of other parameters are not computed. A fused optimiser needs each gradient in its parameter's memory
+    layout, which `backward` gives and `torch.autograd.grad` does not.
+
+    Raises:
+        RobopolicyError: loss or gradient is not finite; the weights are unchanged. Names `algo.<name>_lr`.
+    """
+    optimizer.zero_grad(set_to_none=True)
+    torch.autograd.backward(loss, inputs=params)
+    norm = nn.utils.clip_grad_norm_(params, most)
+    if not bool(torch.isfinite(loss + norm)):
+        raise RobopolicyError(
+            f"{name}: loss {float(loss.detach()):.3g} and gradient norm {float(norm):.3g} at update {update} are not "
+            f"both finite. Look for NaN in rewards, actions and the base's normaliser, or lower algo.{name}_lr."
+        )
+    optimizer.step()
+    return norm
 
 
 def optimizer_state(optimizer: torch.optim.Optimizer) -> dict[str, dict[str, Tensor]]:

@@ -8,7 +8,7 @@ import torch
 
 from robopolicy.algos.residual import ResidualTD3
 from robopolicy.buffers.replay_buffer import Batch, Replay
-from robopolicy.core.errors import CheckpointError, ConfigError, SpecError
+from robopolicy.core.errors import CheckpointError, ConfigError, RobopolicyError, SpecError
 from robopolicy.core.types import BASE_ACTION, ENV_STATE, STATE, TASK, Feature
 from robopolicy.envs.wrap_for import wrap_for
 from robopolicy.networks.critics import CriticEnsemble
@@ -526,6 +526,21 @@ def test_a_single_head_knows_no_deviation_and_learns_all_the_same():
     assert float(metrics["actor/gain_deviation"]) == 0.0
     assert all(bool(p.isfinite().all()) for p in policy.net.parameters())
     assert any(not torch.equal(a, b) for a, b in zip(before, policy.net.parameters(), strict=True))
+
+
+def test_a_loss_that_is_not_finite_is_refused_and_changes_nothing():
+    policy, algo, _ = make(policy_delay=1)
+    learned = [*algo.critic_params, *algo.actor_params]
+    before = [p.clone() for p in learned]
+    batch = batch_of(policy)
+    batch.reward[3] = torch.nan
+    with pytest.raises(RobopolicyError, match=r"critic: loss nan and gradient norm nan at update 1 .*algo\.critic_lr"):
+        algo.update(batch, learned_steps=0)
+    assert all(torch.equal(a, b) for a, b in zip(before, learned, strict=True))
+    state = torch.full_like(batch.obs[STATE], torch.nan)
+    with pytest.raises(RobopolicyError, match=r"actor: loss nan .*algo\.actor_lr"):
+        algo._update_actor(state, batch.obs[BASE_ACTION], 0.0)
+    assert all(torch.equal(a, b) for a, b in zip(before, learned, strict=True))
 
 
 def test_what_acts_follows_the_actor_by_an_average():
