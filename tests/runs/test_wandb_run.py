@@ -8,7 +8,7 @@ import re
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import SimpleNamespace
@@ -35,14 +35,20 @@ def machine(tmp_path: Path, **env: str) -> dict[str, str]:
     return {**kept, "HOME": str(tmp_path / "home"), "WANDB_BASE_URL": "http://127.0.0.1:9", **env}
 
 
-def python(code: str, *arguments: str | Path, env: dict[str, str], cwd: Path) -> str:
-    """Run `code` there; what it says on stderr."""
-    done = subprocess.run(
-        [sys.executable, "-c", code, *map(str, arguments)], check=False, capture_output=True, text=True, env=env,
-        cwd=cwd, stdin=subprocess.DEVNULL, timeout=120,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    return done.stderr
+@pytest.fixture
+def python(warm_python: list[str], tmp_path: Path) -> Callable[..., str]:
+    """Run code as a program of its own; what it says on stderr."""
+
+    def run(code: str, *arguments: str | Path, env: dict[str, str], cwd: Path) -> str:
+        (program := tmp_path / "program.py").write_text(code)
+        done = subprocess.run(
+            [*warm_python, program, *map(str, arguments)], check=False, capture_output=True, text=True, env=env,
+            cwd=cwd, stdin=subprocess.DEVNULL, timeout=120,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        return done.stderr
+
+    return run
 
 
 def logged(run_dir: Path) -> list[dict[str, Any]]:
@@ -73,7 +79,7 @@ for mode in sys.argv[2:]:
 
 
 @pytest.mark.xdist_group("lerobot")
-def test_a_training_on_a_fresh_install_is_logged_to_wandb_offline(tmp_path: Path) -> None:
+def test_a_training_on_a_fresh_install_is_logged_to_wandb_offline(python: Callable[..., str], tmp_path: Path) -> None:
     python(TRAIN, env=machine(tmp_path), cwd=tmp_path)
     assert [row["step"] for row in rows(tmp_path / "run")] == [2, 4]
     assert same_numbers(tmp_path / "run", axis="updates")
@@ -82,7 +88,9 @@ def test_a_training_on_a_fresh_install_is_logged_to_wandb_offline(tmp_path: Path
     assert write_world_model_report(run_dir=tmp_path / "run") is None, "it is read all the same; no world model in it"
 
 
-def test_offline_runs_keep_their_id_and_online_without_a_login_is_refused_not_asked_for(tmp_path: Path) -> None:
+def test_offline_runs_keep_their_id_and_online_without_a_login_is_refused_not_asked_for(
+    python: Callable[..., str], tmp_path: Path
+) -> None:
     said = python(LOG, tmp_path, "offline", "offline", "online", env=machine(tmp_path), cwd=tmp_path)
     assert "TrackerError: wandb=online" in said
     runs = list((tmp_path / "wandb").glob("offline-run-*"))
@@ -114,7 +122,7 @@ def refusing_server() -> Iterator[str]:
 
 @pytest.mark.parametrize(("there", "error"), [(False, "TrackerError: wandb=online"), (True, "CommError")])
 def test_a_run_that_cannot_be_online_is_logged_offline(
-    tmp_path: Path, refusing_server: str, there: bool, error: str
+    python: Callable[..., str], tmp_path: Path, refusing_server: str, there: bool, error: str
 ) -> None:
     server = {"WANDB_BASE_URL": refusing_server} if there else {}
     env = machine(tmp_path, WANDB_API_KEY="a" * 40, **server)
@@ -222,7 +230,7 @@ tracker.close()
 """
 
 
-def test_films_config_notes_and_system_metrics_are_in_the_file(tmp_path: Path) -> None:
+def test_films_config_notes_and_system_metrics_are_in_the_file(python: Callable[..., str], tmp_path: Path) -> None:
     python(LOOP, tmp_path / "run", "0", "3", env=machine(tmp_path), cwd=tmp_path)
     films = [row["films/0"] for row in logged(tmp_path / "run")]
     assert [film["_type"] for film in films] == ["video-file"] * 3 and films[0]["caption"] == "a failure"
@@ -237,7 +245,7 @@ def test_films_config_notes_and_system_metrics_are_in_the_file(tmp_path: Path) -
     assert records(files, "stats"), "system metrics"
 
 
-def test_a_resumed_offline_run_is_whole_in_its_newest_file(tmp_path: Path) -> None:
+def test_a_resumed_offline_run_is_whole_in_its_newest_file(python: Callable[..., str], tmp_path: Path) -> None:
     """`wandb sync` of a file replaces the curves of the same run on the server."""
     env = machine(tmp_path)
     python(LOOP, tmp_path / "run", "0", "5", env=env, cwd=tmp_path)

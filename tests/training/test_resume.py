@@ -10,7 +10,6 @@ import re
 import shutil
 import signal
 import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -37,30 +36,29 @@ DIFFUSION = ("policy=diffusion", "loop.steps=20", "loop.batch_size=16", "loop.sa
 DPPO = ("algo=dppo", "num_envs=4", "loop.total_steps=240", "loop.rollout_steps=10", "loop.save_every=80",
         "loop.eval_every=160", "algo.epochs=2", "algo.minibatch=64", "policy.finetuned_steps=4")  # fmt: skip
 
-# `robopolicy …`, held at a given place of the training until it is killed.
-HELD = """
-import sys, time
+# `robopolicy …`, killed at a given place of the training.
+KILLED = """
+import os, signal, sys
 from robopolicy.cli.main import main
 from robopolicy.runs import checkpointer, logger
 
 place, step, *arguments = sys.argv[1:]
 log, write_state = logger.Tracker.log, checkpointer.write_state
 
-def hold():
-    print("here", flush=True)
-    time.sleep(600)
+def die():
+    os.kill(os.getpid(), signal.SIGKILL)
 
 def logging(self, metrics, at):
     log(self, metrics, at)
     if place == "training" and at >= int(step):
-        hold()
+        die()
 
 def writing(state, folder):
     write_state(state, folder)
     if place == "writing" and state["training"].get("step", state["training"].get("steps")) >= int(step):
         file = folder / "state.safetensors"
         file.write_bytes(file.read_bytes()[:-1000])
-        hold()
+        die()
 
 logger.Tracker.log, checkpointer.write_state = logging, writing
 sys.exit(main(arguments))
@@ -68,19 +66,14 @@ sys.exit(main(arguments))
 VARIES = re.compile(r"(train/)?(steps_per_s|seconds|.*_s)")  # measured times
 
 
-def killed(place: str, step: int, *arguments: str) -> None:
-    """Run a command up to a place in its training, then SIGKILL it."""
-    process = subprocess.Popen(
-        [sys.executable, "-c", HELD, place, str(step), *arguments], cwd=ROOT, stdout=subprocess.PIPE, text=True,
+def killed(python: list[str], program: Path, place: str, step: int, *arguments: str) -> None:
+    """Run a command up to a place in its training, where SIGKILL ends it."""
+    program.write_text(KILLED)
+    done = subprocess.run(
+        [*python, str(program), place, str(step), *arguments], cwd=ROOT, check=False, timeout=300,
         env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
     )  # fmt: skip
-    assert process.stdout is not None
-    try:
-        said = process.stdout.readline()
-    finally:
-        process.kill()
-        process.communicate()
-    assert said == "here\n", f"the command never got to {place} {step}"
+    assert done.returncode == 128 + signal.SIGKILL, f"the command never got to {place} {step}"
 
 
 def outcome(run: Path) -> tuple[Any, dict[str, torch.Tensor], list[dict[str, float]]]:
@@ -133,10 +126,12 @@ def command(folder: Path, whole: str, run: Path) -> list[str]:
     ],
     ids=["offline", "off_policy", "on_policy"],
 )
-def test_killed_and_resumed_equals_uninterrupted(folder: Path, whole: str, places: list[tuple[str, int]]) -> None:
+def test_killed_and_resumed_equals_uninterrupted(
+    folder: Path, whole: str, places: list[tuple[str, int]], warm_python: list[str], tmp_path: Path
+) -> None:
     run = folder / f"{whole}_killed"
     for place, step in places:
-        killed(place, step, *command(folder, whole, run))
+        killed(warm_python, tmp_path / "killed.py", place, step, *command(folder, whole, run))
         assert list((run / "checkpoints").glob("step_*")), "there is a checkpoint to go on from"
     assert main(command(folder, whole, run)) == 0
     assert differences(outcome(folder / whole), outcome(run)) == []
