@@ -53,6 +53,7 @@ def serve(path: str) -> int:
             importlib.import_module(name)
     gc.freeze()  # a fork that collects garbage would copy every page of the libraries
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a test's Ctrl-C for its process group
     with socket.socket(socket.AF_UNIX) as door, selectors.DefaultSelector() as lines:
         door.bind(f"{path}.new")
         door.listen(64)
@@ -89,6 +90,7 @@ def attend(line: socket.socket, streams: list[int]) -> None:
     import signal
 
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     pieces = []
     while piece := line.recv(65536):
         pieces.append(piece)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -65,11 +66,9 @@ def gate(
         raise ConfigError(f"base: {candidate} does not say which policy it refines. Give base=<run directory>.")
     base_run, base_config = run_of(base)
     named = {"dataset": dataset, **{f"rollouts.{name}": path for name, path in (rollouts or {}).items()}}
+    learners = [*lineage("candidate", run, config), *lineage("base", base_run, base_config)]
     shares = {
-        key: min(
-            unseen_share(run, config, path, held_out),
-            unseen_share(base_run, base_config, path, held_out, policy="base"),
-        )
+        key: min(unseen_share(at, its, path, held_out, policy=name) for name, at, its in learners)
         for key, path in named.items()
     }
     policies = load_policy(candidate), load_policy(base)
@@ -126,6 +125,23 @@ def run_of(policy: Path) -> tuple[Path | None, dict[str, Any]]:
     """Return the run that a policy was trained in, and its config; without a run None and {}."""
     run = PolicyRef.of(policy, "latest", policy).run
     return run, (read_config(run) if run is not None else None) or {}
+
+
+def lineage(name: str, run: Path | None, config: dict[str, Any]) -> Iterator[tuple[str, Path | None, dict[str, Any]]]:
+    """Yield (name, run, config) of a policy and of the policies that it learned from, as far as they still lie there.
+
+    What a teacher or a base learned from shows in its student.
+    """
+    seen, ahead = set[Path](), [(name, run, config)]
+    while ahead:
+        called, at, its = ahead.pop(0)
+        if at is not None and at.resolve() in seen:
+            continue
+        seen |= {at.resolve()} if at is not None else set()
+        yield called, at, its
+        for key in ("teacher", "base"):
+            if isinstance(text := its.get(key), str) and (path := there(text)) is not None and path.is_dir():
+                ahead.append((f"{called}'s {key}", *run_of(path)))
 
 
 def unseen_share(

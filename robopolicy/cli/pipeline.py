@@ -20,7 +20,7 @@ from robopolicy.core.errors import ConfigError
 from robopolicy.core.untrusted import WANDB, check_links
 from robopolicy.reporting.pipeline_page import StageResult, comparisons, write_pipeline_report
 from robopolicy.runs.logger import grouped
-from robopolicy.runs.run_dir import claimed
+from robopolicy.runs.run_dir import CONFIG, claimed
 from robopolicy.training.refinement_rules import check_budget
 from robopolicy.utils.threads import set_threads
 
@@ -81,6 +81,10 @@ def pipeline(
     given = {"imitate": imitate, "offline": offline, "online": online, "one_step": one_step}
     more = {name: keys or {} for name, keys in given.items()}
     console = Console()
+    if (out / CONFIG).exists() or (out / "meta").exists():
+        raise ConfigError(
+            f"out={out}: is a run or a dataset. A pipeline puts its stages below a folder: give a new one"
+        )
     out.mkdir(parents=True, exist_ok=True)
     _check_folders(out)
     with claimed(out, "out"):

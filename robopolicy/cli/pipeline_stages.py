@@ -14,6 +14,7 @@ from robopolicy.cli.run_verb import call
 from robopolicy.cli.verbs import find_verb
 from robopolicy.config.compose import compose
 from robopolicy.config.hydra_configs import group_files
+from robopolicy.core.errors import ConfigError
 from robopolicy.core.trees import flatten
 from robopolicy.core.types import Metrics
 from robopolicy.datasets.episodes import held_out, succeeded, take
@@ -156,10 +157,13 @@ class Flow:
             env = env_of(self.task, ref, min(self.num_envs or NUM_ENVS, look_episodes))
             facts = look(self.policy, ref, env, look_episodes, self.dataset, self.common["device"])
             record.overrides = tuple(o for choice in choose(facts, env_steps) for o in choice.overrides)
+        elif env_steps is not None and (chosen := f"loop.total_steps={env_steps}") not in record.overrides:
+            raise ConfigError(
+                f"env_steps={env_steps}: `online` began with {' '.join(record.overrides)}, expected {chosen} among "
+                f"them. Repeat the old env_steps, or remove {self.out / 'online'} to choose again."
+            )
         check_keys(record.overrides, f"{self.out / FILE}: online")
         trained = self._train("online", *record.overrides, base=self.policy, dataset=self.dataset)
-        if trained:
-            record.env_steps = int(trained["steps"])
         if trained or not record.note:
             record.accepted = not self._is_worse(self.out / "online", look_episodes)
             record.note = " ".join(record.overrides)
@@ -206,7 +210,10 @@ class Flow:
         given = {**self.common, "task": self.task, "run_dir": self.out / name, **inputs, **settings}
         config = compose(find_verb("train"), [*words, *further], settings=given)
         with self.records.running(name, config) as todo:
-            return call(find_verb("train"), config) if todo else None
+            trained: Metrics | None = call(find_verb("train"), config) if todo else None
+            if trained and name == "online":
+                self.records[name].env_steps = int(trained["steps"])
+        return trained
 
     def _made(self, name: str, note: str) -> None:
         """Add the policy of a stage."""

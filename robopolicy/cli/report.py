@@ -14,6 +14,7 @@ from robopolicy.reporting.html_report import write_report
 from robopolicy.reporting.settings import grouped, read_members, runs_below
 from robopolicy.reporting.sweep_page import write_sweep_report
 from robopolicy.runs.run_dir import PROVENANCE
+from robopolicy.runs.stages import FILE as STAGES
 from robopolicy.utils.threads import set_threads
 
 
@@ -47,6 +48,11 @@ def report(
         raise ConfigError(
             f"run_dir={recordings[0]}: expected the folder of a training run, found recordings of a deployment. "
             f"`robopolicy replay recording={recordings[0]}` reports on them"
+        )
+    if out is None and (runs[0] / STAGES).is_file():
+        raise ConfigError(
+            f"run_dir={runs[0]}: is the folder of a pipeline, whose command writes its report.html. Repeat that, "
+            "name a stage in it, or give out=<file>"
         )
     below = [path for run in runs for path in runs_below(run) or [run]]
     place = out or runs[0] / "report.html"

@@ -48,7 +48,7 @@ class SweepJob:
             RobopolicyError: the job failed, and a sweeper must know. Else its state says so, and other jobs go on.
         """
         from robopolicy.config import registry
-        from robopolicy.runs.sweep_job import is_finished, read_job, run_names
+        from robopolicy.runs.sweep_job import JobState, is_finished, read_job, run_names
 
         if _stop.asked or (self.folder / STOP).exists():
             return None
@@ -64,9 +64,17 @@ class SweepJob:
         )
         if "group" in (tracker := config.get("tracker") or {}) and tracker["group"] is None:
             tracker["group"] = self.folder.resolve().name
-        if is_finished(run_dir, config):
-            print(f"finished before: {name}", flush=True)
-            job = read_job(run_dir)
+        try:
+            run_dir.mkdir(parents=True, exist_ok=True)
+            job = read_job(run_dir) if is_finished(run_dir, config) else None
+        except OSError as error:  # a file of that name
+            print(f"failed: {name}: {error}", flush=True)
+            return None
+        except RobopolicyError as error:  # a damaged file
+            job = JobState(values=values, state="failed", error=str(error))
+            job.save(run_dir)
+        if job is not None:
+            print(f"{job.error and 'failed' or 'finished before'}: {name}{job.error and f': {job.error}'}", flush=True)
         else:
             print(f"begins: {name}", flush=True)
             job = self._train(run_dir, values, config)

@@ -65,8 +65,9 @@ class Sweep:
         return [f"{t.partition('=')[0]}={chosen[key]}" if (key := _key(t)) in self.values else t for t in self.texts]
 
     def jobs(self) -> list[Values]:
-        """Return the values of all jobs, the last key's change fastest."""
-        return [dict(zip(self.values, row, strict=True)) for row in itertools.product(*self.values.values())]
+        """Return the values of all jobs, the last key's change fastest; a value given twice is one job."""
+        rows = itertools.product(*(dict.fromkeys(values) for values in self.values.values()))
+        return [dict(zip(self.values, row, strict=True)) for row in rows]
 
     def to_check(self) -> Iterator[Values]:
         """Yield values whose jobs are to be checked: each value once first, then all combinations."""

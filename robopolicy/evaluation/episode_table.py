@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
@@ -179,7 +180,7 @@ class EpisodeTable:
         if not path.is_file():
             raise DataError(f"{path.name}: no such file of episode rows in {path.parent.name or '.'}/")
         data = read_bytes(path, limit=_LARGEST, error=DataError)
-        with refusing(f"{path.name}: not readable as episode rows", DataError):
+        with refusing(f"{path.name}: not readable as episode rows", DataError), _naming(path):
             if path.suffix == ".parquet":
                 with pq.ParquetFile(io.BytesIO(data)) as file:
                     if file.metadata.num_rows > _MOST:
@@ -208,6 +209,15 @@ def rates_html(rows: Iterable[tuple[str, Interval, int]], *, caption: str, level
     )
     head = f"<tr><th></th><th>success</th><th>{100 * level:g}% interval</th><th>episodes</th></tr>"
     return f"<table><caption>{escape(caption)}</caption>{head}{body}</table>"
+
+
+@contextmanager
+def _naming(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except DataError as error:
+        said = str(error)
+        raise DataError(said if path.name in said else f"{path.name}: {said}. Is it cut? Evaluate again") from None
 
 
 def _check_kinds(frame: pd.DataFrame) -> None:

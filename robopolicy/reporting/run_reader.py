@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,6 +15,7 @@ from robopolicy.evaluation.episode_table import EpisodeTable
 from robopolicy.evaluation.video import INDEX
 from robopolicy.runs.inputs import there
 from robopolicy.runs.run_dir import read_config
+from robopolicy.utils.storage import checkpoints_in
 
 # Files of a complete run directory, and the purpose of each.
 PIECES = {
@@ -25,6 +27,7 @@ PIECES = {
 
 
 _LARGEST = 2**30  # bytes of metrics.jsonl
+_PLAYED = re.compile(r".*/(step_\d+)(?:@\w+)?")  # in the column `policy` of rows: run/checkpoint@digest
 _MARKS = ("best", "deterministic", "validation")
 
 
@@ -175,6 +178,14 @@ def _metrics(path: Path) -> tuple[list[dict[str, Any]], int]:
     return rows, torn
 
 
+def _older(path: Path, rows: EpisodeTable) -> str:
+    """Return the checkpoint of a run that rows were played by, where it has a newer one now; else ""."""
+    played = {_PLAYED.fullmatch(str(policy)) for policy in set(rows.frame["policy"])}
+    steps = {match[1] for match in played if match is not None}
+    newest = max((p.name for p in checkpoints_in(path / "checkpoints")), default="")
+    return min(steps) if steps and newest and min(steps) < newest else ""
+
+
 def _evaluations(path: Path) -> tuple[list[Evaluation], list[str]]:
     found, broken = [], []
     files = [f for pattern in ("episodes*.csv", "episodes*.parquet") for f in path.glob(pattern)]
@@ -187,6 +198,9 @@ def _evaluations(path: Path) -> tuple[list[Evaluation], list[str]]:
         if len(rows):
             name = file.stem.removeprefix("episodes").strip("-_ ")
             aside = any(p in ("best", "deterministic") or p.startswith("step_") for p in name.split("-"))
+            if not aside and "base" not in file.stem and (older := _older(path, rows)):
+                name, aside = f"{name or path.resolve().name}, {older}", True
+                broken.append(f"{file.name}: of {older}, and there is a newer checkpoint. Evaluate again")
             found.append(Evaluation(name or path.resolve().name, rows, aside))
     return found, broken
 

@@ -70,7 +70,12 @@ class SweepRun:
             own = [e for e in self.run.evaluations if e.name == self.name and e.rows.split == "test"]
             return own[0].rows if own else None
         files = sorted((self.run.path / "evaluations").glob("*.parquet"))
-        return EpisodeTable.load(files[-1]) if files else None
+        try:
+            return EpisodeTable.load(files[-1]) if files else None
+        except DataError as error:
+            if (said := f"evaluations/{error}") not in self.run.missing:
+                self.run.missing.append(said)
+            return None
 
 
 def setting_name(values: Mapping[str, str]) -> str:

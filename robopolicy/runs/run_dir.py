@@ -24,7 +24,7 @@ from robopolicy.core.trees import flatten
 from robopolicy.core.untrusted import WANDB, check_links, checked, read_yaml
 from robopolicy.datasets.metadata import recorded
 from robopolicy.runs.config_changes import compared_keys, default_of, may_change, schedule_keys, shown, with_choices
-from robopolicy.runs.inputs import INPUTS, same_input, write_inputs
+from robopolicy.runs.inputs import INPUTS, changed_inputs, same_input, write_inputs
 from robopolicy.utils.atomic import write_atomically
 from robopolicy.utils.provenance import write_provenance
 from robopolicy.utils.storage import checkpoints_in
@@ -167,7 +167,8 @@ def check_same(run_dir: Path, config: Mapping[str, Any]) -> None:
     that only one config names, with its default. A warning is logged where a schedule depends on the number of steps.
 
     Raises:
-        ConfigError: the differing keys, each with its old and its new value.
+        ConfigError: the differing keys, each with its old and its new value; datasets and policies whose contents
+            changed.
     """
     before = read_config(run_dir)
     if before is None:
@@ -187,6 +188,12 @@ def check_same(run_dir: Path, config: Mapping[str, Any]) -> None:
         raise ConfigError(
             f"run_dir={run_dir} was begun with another config:\n" + "\n".join(lines) + "\n"
             "Repeat the old values to resume it, or give a new run_dir. Only more steps are accepted."
+        )
+    if changed := changed_inputs(run_dir, config):
+        lines = [f"  - {key}={new.get(key)}" for key in changed]
+        raise ConfigError(
+            f"run_dir={run_dir} was begun with other contents of\n" + "\n".join(lines) + "\n"
+            "Restore them to resume it, or give a new run_dir."
         )
     for key in schedule_keys(config):
         if old.get(key) != new.get(key):

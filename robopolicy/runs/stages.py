@@ -18,7 +18,6 @@ import pydantic
 from robopolicy.core.errors import ConfigError
 from robopolicy.core.untrusted import checked, read_json
 from robopolicy.runs.config_changes import with_choices
-from robopolicy.runs.inputs import changed_inputs
 from robopolicy.runs.run_dir import check_same, read_config
 from robopolicy.utils.atomic import write_atomically
 
@@ -93,12 +92,3 @@ class StageRecords:
             check_same(run, config)
         except ConfigError as error:
             raise ConfigError(f"stage {name}: {error}\n{fix}") from None
-        if changed := changed_inputs(run, config):
-            lines = "".join(f"\n  - {key}={_value(config, key)}" for key in changed)
-            raise ConfigError(f"stage {name}: has other contents than when this stage began:{lines}\n{fix}")
-
-
-def _value(config: Mapping[str, Any], key: str) -> Any:
-    for part in key.split("."):
-        config = config[part]
-    return config

@@ -13,6 +13,7 @@ import pydantic
 from robopolicy.core.errors import ConfigError
 from robopolicy.core.untrusted import Strict, checked, parse_json, read_json, read_text
 from robopolicy.runs.config_changes import with_choices
+from robopolicy.runs.inputs import changed_inputs
 from robopolicy.runs.run_dir import read_config
 from robopolicy.utils.atomic import write_atomically
 
@@ -55,11 +56,15 @@ def read_job(run_dir: Path) -> JobState | None:
 
 
 def is_finished(run_dir: Path, config: dict[str, Any]) -> bool:
-    """Return whether a job ended with this very config, tracker and path apart; one with more steps has not."""
+    """Return whether a job ended with this very config, tracker and path apart; one with more steps has not.
+
+    Nor has one whose dataset or policy has other contents now.
+    """
     job = read_job(run_dir)
     if job is None or job.state != "finished" or (before := read_config(run_dir)) is None:
         return False
-    return {**before, **_FREE} == {**with_choices(config, before), **_FREE}
+    same = {**before, **_FREE} == {**with_choices(config, before), **_FREE}
+    return same and not changed_inputs(run_dir, config)
 
 
 def run_names(jobs: Sequence[dict[str, str]]) -> list[str]:

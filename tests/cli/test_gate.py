@@ -49,6 +49,30 @@ def test_episodes_that_the_candidate_learned_from_are_refused(
         unseen_share(tmp_path, learned, data[which], share)
 
 
+@pytest.mark.parametrize("key", ["teacher", "base"])
+def test_episodes_that_a_teacher_learned_from_are_refused_too(
+    data: tuple[Path, Path], tmp_path: Path, key: str
+) -> None:
+    """And those of the base of a base; a policy that names itself ends the search."""
+    runs: dict[str, dict[str, Any]] = {
+        "candidate": {key: str(tmp_path / "middle")},
+        "middle": {"base": str(tmp_path / "first"), "teacher": str(tmp_path / "candidate")},
+        "first": config(*data, 0.25),
+    }
+    for name, values in runs.items():
+        (tmp_path / name / "policy").mkdir(parents=True)
+        (tmp_path / name / "policy" / "policy.json").write_text("{}")
+        (tmp_path / name / "config.yaml").write_text(yaml.safe_dump(values))
+    run, found = gate_verb.run_of(tmp_path / "candidate" / "policy")
+    names = [name for name, *_ in gate_verb.lineage("candidate", run, found)]
+    assert names == ["candidate", f"candidate's {key}", f"candidate's {key}'s base"]
+    other = tmp_path / "other" / "policy"
+    other.mkdir(parents=True)
+    (other / "policy.json").write_text("{}")
+    with pytest.raises(ConfigError, match=f"rollouts: the candidate's {key}'s base learned from it as loop.rollouts"):
+        gate(candidate=tmp_path / "candidate" / "policy", base=other, dataset=data[0], held_out=0.5)
+
+
 def test_a_candidate_without_a_known_base_is_refused(tmp_path: Path) -> None:
     policy = tmp_path / "run" / "policy"
     policy.mkdir(parents=True)

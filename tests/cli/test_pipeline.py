@@ -125,6 +125,25 @@ def test_a_stage_whose_input_was_made_again_is_refused(
     assert "stage online: " in said and "- base: was" in said
 
 
+def test_another_budget_than_it_began_with_is_refused(
+    data: Path, finished: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert pipeline(data, finished, "env_steps=400") == 1
+    assert "env_steps=400: `online` began with algo=residual loop.total_steps=200" in capsys.readouterr().err
+
+
+def test_its_page_is_not_overwritten_and_a_run_is_not_taken_for_its_folder(
+    data: Path, finished: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = (finished / "report.html").read_text()
+    assert main(["report", f"run_dir={finished}"]) == 1
+    assert "is the folder of a pipeline" in capsys.readouterr().err and (finished / "report.html").read_text() == page
+    for folder in (finished / "imitate", data):
+        there = sorted(folder.iterdir())
+        assert pipeline(data, folder) == 1
+        assert "is a run or a dataset" in capsys.readouterr().err and sorted(folder.iterdir()) == there
+
+
 def test_a_base_begins_it_and_stages_are_left_out(
     data: Path, finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

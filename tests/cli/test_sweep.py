@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import sys
 from pathlib import Path
@@ -51,6 +52,18 @@ def trainings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Trainings:
     monkeypatch.setattr(run_verb, "call", found)
     monkeypatch.chdir(tmp_path)
     return found
+
+
+def test_a_damaged_run_fails_alone(trainings: Trainings, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*COMMAND, "run_dir=sweep"]) == 0
+    Path("sweep", ALL[0], CONFIG).write_text("[")
+    shutil.rmtree(Path("sweep", ALL[1]))
+    Path("sweep", ALL[1]).touch()
+    capsys.readouterr()
+    assert main([*COMMAND, "run_dir=sweep"]) == 1
+    said = capsys.readouterr()
+    assert "2 of 4 runs finished" in said.out and f"failed: {ALL[1]}: " in said.out
+    assert f"  - {ALL[0]}: " in said.err and CONFIG in said.err and "ended early" not in said.err
 
 
 ALL = ["algo.lr_0.1-seed_0", "algo.lr_0.1-seed_1", "algo.lr_0.2-seed_0", "algo.lr_0.2-seed_1"]

@@ -26,6 +26,10 @@ def test_a_job_has_one_value_in_place_of_each_sweep() -> None:
     assert found.overrides(found.jobs()[1]) == ["task=reach", "seed=0", "++algo.lr=2", "policy.state=[a,b]"]
 
 
+def test_a_value_that_is_given_twice_is_one_job() -> None:
+    assert read_sweep(["seed=0,0,1"]).jobs() == [{"seed": "0"}, {"seed": "1"}]
+
+
 def test_every_value_is_checked_before_the_combinations() -> None:
     found = read_sweep(["seed=0,1", "num_envs=2,4"])
     assert [tuple(job.values()) for job in found.to_check()] == [("0", "2"), ("1", "2"), ("0", "4"), ("1", "4")]

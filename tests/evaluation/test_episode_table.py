@@ -64,6 +64,10 @@ def test_bad_rows_are_refused(tmp_path):
     (tmp_path / "torn.parquet").write_bytes(b"PAR1")
     with pytest.raises(DataError, match=r"torn\.parquet: not readable"):
         EpisodeTable.load(tmp_path / "torn.parquet")
+    whole = rows.save(tmp_path / "cut.csv").read_text()
+    (tmp_path / "cut.csv").write_text(whole[: whole.rindex("True") + 2])
+    with pytest.raises(DataError, match=r"cut\.csv: .*Is it cut\?"):
+        EpisodeTable.load(tmp_path / "cut.csv")
 
 
 def test_a_failed_write_leaves_the_old_file(tmp_path):

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from robopolicy.core.errors import DataError
+from robopolicy.evaluation.episode_table import EpisodeTable
 from robopolicy.reporting.settings import grouped, outcomes, read_members, runs_below, setting_name, source_of
 from robopolicy.runs.run_dir import CONFIG
 from robopolicy.runs.sweep_job import JobState
@@ -58,6 +59,26 @@ def test_only_runs_that_ended_count_and_test_episodes_where_all_have_them(tmp_pa
     JobState(values={"seed": "1"}, state="interrupted").save(second)
     assert source_of(members := read_members([first, second])) == "test"
     assert members[0].rows("test").success_rate().value == 0.8 and members[1].rows("validation") is None
+
+
+def test_episodes_of_an_older_checkpoint_do_not_count(tmp_path: Path) -> None:
+    run = write_job(tmp_path, {"seed": "0"}, {"seed": 0}, test=0.8)
+    rows = EpisodeTable.load(run / "episodes.csv")
+    EpisodeTable(rows.frame.assign(policy=f"{run.name}/step_0000000100@ab12")).save(run / "episodes.csv")
+    (run / "checkpoints" / "step_0000000100").mkdir(parents=True)
+    (member,) = read_members([run])
+    assert member.rows("test") is not None
+    (run / "checkpoints" / "step_0000000200").mkdir()
+    (member,) = read_members([run])
+    assert member.rows("test") is None and "episodes.csv: of step_0000000100" in " ".join(member.run.missing)
+
+
+def test_damaged_rows_cost_one_run_alone(tmp_path: Path) -> None:
+    run = write_job(tmp_path, {"seed": "0"}, {"seed": 0})
+    (run / "evaluations" / "000000200.parquet").write_bytes(b"PAR1")
+    (member,) = read_members([run])
+    assert member.rows("validation") is None
+    assert any(said.startswith("evaluations/000000200.parquet: not readable") for said in member.run.missing)
 
 
 def test_episodes_are_matched_by_their_seeds() -> None:

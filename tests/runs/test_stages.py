@@ -74,7 +74,7 @@ def test_other_contents_at_the_same_path_are_refused(tmp_path: Path) -> None:
     config = {"dataset": str(dataset(tmp_path / "data", b"{}"))}
     run(tmp_path, config)
     dataset(tmp_path / "data", b"{ }")
-    with pytest.raises(ConfigError, match=r"stage a: has other contents(?s:.*)- dataset="):
+    with pytest.raises(ConfigError, match=r"stage a: (?s:.*)with other contents of(?s:.*)- dataset=(?s:.*)remove"):
         run(tmp_path, config)
 
 

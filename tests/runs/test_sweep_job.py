@@ -10,6 +10,7 @@ import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from robopolicy.core.errors import ConfigError
+from robopolicy.runs.inputs import write_inputs
 from robopolicy.runs.run_dir import CONFIG, dump
 from robopolicy.runs.sweep_job import JOB, JobState, is_finished, last_success, read_job, run_names
 
@@ -42,6 +43,21 @@ def test_a_run_is_finished_with_its_own_config_alone(tmp_path: Path, change: dic
     assert not is_finished(tmp_path, config)
     JobState(values={"seed": "0"}, state="finished").save(tmp_path)
     assert is_finished(tmp_path, {**config, **change}) is finished
+
+
+def test_a_run_of_other_data_is_not_finished(tmp_path: Path) -> None:
+    (tmp_path / "data" / "meta").mkdir(parents=True)
+    (tmp_path / "data" / "meta" / "info.json").write_text("{}")
+    table = tmp_path / "data" / "data" / "chunk-000" / "file-000.parquet"
+    table.parent.mkdir(parents=True)
+    table.write_bytes(b"one")
+    config = {"run_dir": str(tmp_path / "run"), "dataset": str(tmp_path / "data"), "tracker": None}
+    JobState(values={"seed": "0"}, state="finished").save(tmp_path / "run")
+    (tmp_path / "run" / CONFIG).write_text(dump(config))
+    write_inputs(tmp_path / "run", config)
+    assert is_finished(tmp_path / "run", config)
+    table.write_bytes(b"two")
+    assert not is_finished(tmp_path / "run", config)
 
 
 @pytest.mark.parametrize(("asked", "finished"), [(None, True), (64, True), (32, False)])

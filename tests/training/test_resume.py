@@ -253,7 +253,11 @@ def test_other_demonstrations_than_it_began_with_are_refused(
     shutil.copytree(folder / "bc", run)
     config = (run / "config.yaml").read_text()  # the same path, other episodes
     (run / "config.yaml").write_text(config.replace(str(folder / "data"), str(tmp_path / "data")))
-    assert main([a.replace(f"run_dir={folder / 'bc'}", f"run_dir={run}") for a in arguments]) == 1
+    again = [a.replace(f"run_dir={folder / 'bc'}", f"run_dir={run}") for a in arguments]
+    assert main(again) == 1
+    assert f"with other contents of\n  - dataset={tmp_path / 'data'}" in capsys.readouterr().err
+    (run / "inputs.json").unlink()  # as of a run that does not know its contents
+    assert main(again) == 1
     assert re.search(r"differs from the data of the run: normalizer\.\S+ was .* Restore it", capsys.readouterr().err)
 
 
