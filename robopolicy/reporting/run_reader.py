@@ -27,7 +27,7 @@ PIECES = {
 
 
 _LARGEST = 2**30  # bytes of metrics.jsonl
-_PLAYED = re.compile(r".*/(step_\d+)(?:@\w+)?")  # in the column `policy` of rows: run/checkpoint@digest
+_PLAYED = re.compile(r"(.*)/(step_\d+)(?:_\d+)?(?:@\w+)?")  # in the column `policy` of rows: run/checkpoint@digest
 _MARKS = ("best", "deterministic", "validation")
 
 
@@ -181,9 +181,9 @@ def _metrics(path: Path) -> tuple[list[dict[str, Any]], int]:
 def _older(path: Path, rows: EpisodeTable) -> str:
     """Return the checkpoint of a run that rows were played by, where it has a newer one now; else ""."""
     played = {_PLAYED.fullmatch(str(policy)) for policy in set(rows.frame["policy"])}
-    steps = {match[1] for match in played if match is not None}
+    steps = {match[2] for match in played if match is not None and match[1] == path.resolve().name}
     newest = max((p.name for p in checkpoints_in(path / "checkpoints")), default="")
-    return min(steps) if steps and newest and min(steps) < newest else ""
+    return min(steps) if steps and min(steps) < newest[: len(min(steps))] else ""
 
 
 def _evaluations(path: Path) -> tuple[list[Evaluation], list[str]]:
@@ -198,7 +198,7 @@ def _evaluations(path: Path) -> tuple[list[Evaluation], list[str]]:
         if len(rows):
             name = file.stem.removeprefix("episodes").strip("-_ ")
             aside = any(p in ("best", "deterministic") or p.startswith("step_") for p in name.split("-"))
-            if not aside and "base" not in file.stem and (older := _older(path, rows)):
+            if not aside and (older := _older(path, rows)):
                 name, aside = f"{name or path.resolve().name}, {older}", True
                 broken.append(f"{file.name}: of {older}, and there is a newer checkpoint. Evaluate again")
             found.append(Evaluation(name or path.resolve().name, rows, aside))

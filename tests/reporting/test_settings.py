@@ -68,6 +68,10 @@ def test_episodes_of_an_older_checkpoint_do_not_count(tmp_path: Path) -> None:
     (run / "checkpoints" / "step_0000000100").mkdir(parents=True)
     (member,) = read_members([run])
     assert member.rows("test") is not None
+    (run / "checkpoints" / "step_0000000100_1").mkdir()  # saved again
+    EpisodeTable(rows.frame.assign(policy="bc/step_0000000050@ab12")).save(run / "episodes-bc.csv")
+    (member,) = read_members([run])
+    assert member.rows("test") is not None and "newer checkpoint" not in str(member.run.missing)
     (run / "checkpoints" / "step_0000000200").mkdir()
     (member,) = read_members([run])
     assert member.rows("test") is None and "episodes.csv: of step_0000000100" in " ".join(member.run.missing)
