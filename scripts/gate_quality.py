@@ -23,10 +23,10 @@ from robopolicy.core.rng import episode_seeds
 from robopolicy.datasets.episodes import held_out, take
 from robopolicy.datasets.lerobot_reader import load_episodes
 from robopolicy.datasets.metadata import recorded
+from robopolicy.evaluation.gate_checks import check_policies
 from robopolicy.evaluation.off_policy_evaluation import (
     HEADS,
     UPDATES,
-    check_policies,
     decided,
     fitted_values,
     updates_needed,

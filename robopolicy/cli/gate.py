@@ -15,7 +15,7 @@ from robopolicy.datasets.compatibility import misfits
 from robopolicy.datasets.episodes import Episodes, concatenate, take
 from robopolicy.datasets.episodes import held_out as held_out_of
 from robopolicy.datasets.lerobot_reader import load_episodes
-from robopolicy.evaluation.off_policy_evaluation import GateResult
+from robopolicy.evaluation.off_policy_evaluation import FARTHEST, GateResult
 from robopolicy.evaluation.off_policy_evaluation import gate as decide
 from robopolicy.evaluation.policy_ref import PolicyRef
 from robopolicy.runs.checkpointer import load_policy
@@ -103,10 +103,15 @@ def joined(parts: dict[str, Episodes]) -> Episodes:
 
 def text(result: GateResult) -> str:
     """Return the decision, and a warning about its level."""
+    far = (
+        f"Its chunks lie {result.distance:.1f} times as far from the recorded ones as the base's, expected at most "
+        f"{FARTHEST:g}: what they bring is not in the data.\n"
+    )
     return (
         f"{'accepted' if result.accepted else 'refused'}: the value changes by {result.gain:+.4f} "
         f"({result.low:+.4f} to {result.high:+.4f} at {100 * result.level:g}% each), by fitted Q evaluation on "
         f"{result.episodes} held-out episodes.\n"
+        f"{far if result.distance > FARTHEST else ''}"
         "The bounds are those of the data alone. How often such decisions are right was measured on few policies: "
         "where you can play episodes, compare too."
     )

@@ -11,7 +11,7 @@ from robopolicy.cli.refine import own_dataset
 from robopolicy.cli.verbs import find_verb
 from robopolicy.config.compose import check_paths, compose
 from robopolicy.core.errors import ConfigError, UsageError
-from robopolicy.evaluation.off_policy_evaluation import FEWEST
+from robopolicy.evaluation.gate_checks import FEWEST
 from robopolicy.evaluation.policy_ref import PolicyRef, task_of
 
 Stage = Literal["imitate", "collect", "offline", "online", "one_step", "compare"]

@@ -3,7 +3,8 @@
 Q of each policy is learned by TD from the recorded chunks, and read at the episodes' first frames. Each head learns
 from its own resample of the episodes, so the heads' spread is that of the data (Hao et al. 2021, arXiv 2102.03607).
 Both policies share resamples, batches and initial weights, so the common part of the error cancels. The errors of Q at
-chunks that no episode shows are not in the interval.
+chunks that no episode shows are not in the interval, so a candidate whose chunks lie far from the recorded ones is
+refused.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from statistics import NormalDist
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -22,34 +23,34 @@ from robopolicy.buffers.chunk_replay_buffer import ChunkBatch, ChunkReplay
 from robopolicy.buffers.recorded_rollouts import replay_of_episodes
 from robopolicy.buffers.relabeling import CHUNK
 from robopolicy.buffers.replay_buffer import split_batches
-from robopolicy.core.errors import ConfigError, DataError, SpecError
+from robopolicy.core.errors import ConfigError
 from robopolicy.core.protocols import Progress, ShowsProgress
 from robopolicy.core.types import Obs
-from robopolicy.datasets.compatibility import misfits
 from robopolicy.datasets.episodes import Episodes, succeeded
+from robopolicy.evaluation.gate_checks import Reader, check_episodes, check_policies
 from robopolicy.networks.critics import CriticEnsemble
-from robopolicy.policies.base import SEEN, DenoisingPolicy, LikelihoodPolicy, Policy, use_tasks
+from robopolicy.policies.base import SEEN, Policy, use_tasks
 from robopolicy.policies.normalizer import ACTION
 from robopolicy.runs.logger import Tracker
 
-FEWEST = 20  # episodes that a decision needs
+FARTHEST = 2.0  # of a candidate's chunks from the recorded ones, in distances of the base's
 HEADS, UPDATES = 20, 1_500  # resamples of the episodes; TD steps of each policy's critic
 _WIDTH, _DEPTH, _BATCH = 64, 2, 256  # of the critics; transitions of an update
 _SAMPLES = 4  # chunks of a policy at each frame
 _LR, _TAU = 1e-3, 0.02
 _AT_ONCE = 8  # batches that are sampled together
+_NEAR = 0.1  # of the base's distance, in normalised units: a base without noise plays what is recorded
 _CHUNK, _WEIGHT = "chunk", "weight"  # keys of a frame beside its encoded observation
-
-Reader = DenoisingPolicy | LikelihoodPolicy  # policies whose encoded observations critics can read
 
 
 @dataclass(frozen=True)
 class GateResult:
     """The decision about a candidate; values are discounted returns from the episodes' first frames.
 
-    `accepted`: `low` is above 0. `gain`: the candidate's value minus the base's. `low`, `high`: one-sided bounds of the
-    gain at `level` each. `episodes`: number of episodes that it was judged on. `without_run`: policies, "candidate" or
-    "base", that no run lies beside: they count as having learned from none of the episodes.
+    `accepted`: `low` is above 0, and `distance` at most FARTHEST. `gain`: the candidate's value minus the base's.
+    `low`, `high`: one-sided bounds of the gain at `level` each. `episodes`: number of episodes that it was judged on.
+    `without_run`: policies, "candidate" or "base", that no run lies beside: they count as having learned from none of
+    the episodes. `distance`: of the candidate's chunks from the recorded ones, as a multiple of the base's.
     """
 
     accepted: bool
@@ -59,6 +60,14 @@ class GateResult:
     level: float
     episodes: int
     without_run: tuple[str, ...] = ()
+    distance: float = 1.0
+
+
+class Fitted(NamedTuple):
+    """Values [E] of a policy, one for each resample, and its chunks' distance from the recorded ones, normalised."""
+
+    values: Tensor
+    distance: float
 
 
 def gate(
@@ -91,9 +100,9 @@ def gate(
     check_episodes(episodes)
     updates = max(updates, updates_needed(episodes, base.spec.n_action_steps))
     how: dict[str, Any] = {"seed": seed, "heads": heads, "updates": updates, "tracker": tracker}
-    values = [fitted_values(policy, reader, episodes, name=name, **how)
+    fitted = [fitted_values(policy, reader, episodes, name=name, **how)
               for name, policy in (("candidate", candidate), ("base", base))]  # fmt: skip
-    return decided(values[0], values[1], level=level, episodes=episodes.num_episodes)
+    return decided(fitted[0], fitted[1], level=level, episodes=episodes.num_episodes)
 
 
 def updates_needed(episodes: Episodes, played: int) -> int:
@@ -107,18 +116,19 @@ def updates_needed(episodes: Episodes, played: int) -> int:
     return math.ceil((chunks + 3 * math.sqrt(chunks)) / _TAU)
 
 
-def decided(candidate: Tensor, base: Tensor, *, level: float, episodes: int) -> GateResult:
-    """Return the decision from the values [E] of both policies under the same resamples: mean and normal bounds."""
-    gains = candidate - base
+def decided(candidate: Fitted, base: Fitted, *, level: float, episodes: int) -> GateResult:
+    """Return the decision from both policies' values under the same resamples: mean and normal bounds."""
+    gains, distance = candidate.values - base.values, candidate.distance / max(base.distance, _NEAR)
     gain, margin = float(gains.mean()), NormalDist().inv_cdf(level) * float(gains.std())
-    return GateResult(gain > margin, gain, gain - margin, gain + margin, level, episodes)
+    accepted = gain > margin and distance <= FARTHEST
+    return GateResult(accepted, gain, gain - margin, gain + margin, level, episodes, distance=distance)
 
 
 def fitted_values(
     policy: Policy, base: Reader, episodes: Episodes, *, seed: int, heads: int, updates: int, name: str = "policy",
     tracker: ShowsProgress | None = None,
-) -> Tensor:  # fmt: skip
-    """Estimate the value [E] of `policy` from the episodes' first frames, one for each resample of the episodes.
+) -> Fitted:  # fmt: skip
+    """Estimate the value of `policy` from the episodes' first frames, one for each resample of the episodes.
 
     Args:
         base: encodes and normalises for the critic. seed: of resamples, batches, weights and the policies' noise.
@@ -157,7 +167,16 @@ def fitted_values(
     first = episodes.starts[:-1]
     with torch.no_grad():
         each = [critic(frames[SEEN][first], frames[_CHUNK][first, i].flatten(1)) for i in range(_SAMPLES)]
-    return (torch.stack(each).mean(0) * weight).sum(1) / weight.sum(1)
+    values = (torch.stack(each).mean(0) * weight).sum(1) / weight.sum(1)
+    return Fitted(values, distance_of(frames[_CHUNK], base, episodes))
+
+
+def distance_of(drawn: Tensor, base: Reader, episodes: Episodes) -> float:
+    """Return the root mean square distance of chunks [F _SAMPLES Ta Da] from those that begin at the same frames."""
+    at = torch.arange(episodes.num_frames)[:, None] + torch.arange(base.spec.n_action_steps)  # [F Ta]
+    inside = at < episodes.starts[1:][episodes.episode_of][:, None]
+    recorded = base.normalizer.normalize(ACTION, episodes.action)[at.clamp(max=episodes.num_frames - 1)]
+    return float((drawn - recorded[:, None]).square().mean(dim=(1, 3))[inside].mean().sqrt())
 
 
 def temporal_difference(
@@ -201,39 +220,3 @@ def histories(policy: Policy, episodes: Episodes) -> Iterator[Obs]:
     with use_tasks(policy, episodes.tasks):
         for frames in torch.arange(episodes.num_frames).split(CHUNK):
             yield episodes.history(frames, policy.spec.n_obs_steps)
-
-
-def check_policies(candidate: Policy, base: Policy, episodes: Episodes) -> Reader:
-    """Return the base, or raise SpecError: both stand alone, read these episodes and execute chunks of one length."""
-    for name, policy in (("candidate", candidate), ("base", base)):
-        if policy.base is not None:
-            raise SpecError(
-                f"{name}: a {type(policy).__name__} refines another policy, and its chunks depend on the base's at "
-                "each step. Give a policy that stands alone: fine-tuned, imitated or distilled."
-            )
-        if problems := misfits(policy.spec, episodes, needs=f"the {name}", offers="the dataset"):
-            raise SpecError(f"{name}: does not fit the dataset:\n  - " + "\n  - ".join(problems))
-    if not isinstance(base, DenoisingPolicy | LikelihoodPolicy):
-        raise SpecError(
-            f"base: expected a diffusion, flow, VLA, Gaussian or mixture policy, found {type(base).__name__}. Its "
-            "encoded observations are what the critics read."
-        )
-    played = [policy.spec.n_action_steps for policy in (candidate, base)]
-    if played[0] != played[1]:
-        raise SpecError(f"candidate: executes {played[0]} steps of each chunk, the base {played[1]}; expected the same")
-    return base
-
-
-def check_episodes(episodes: Episodes) -> None:
-    """Raise DataError unless the episodes suffice for a decision."""
-    count, good = episodes.num_episodes, int(succeeded(episodes).sum())
-    if count < FEWEST:
-        raise DataError(
-            f"dataset: {count} held-out episodes, expected at least {FEWEST}. Record more, or raise held_out here and "
-            "loop.held_out of the candidate's training."
-        )
-    if good in (0, count):
-        raise DataError(
-            f"dataset: all {count} held-out episodes {'succeeded' if good else 'failed'}; a decision needs successes "
-            "and failures. Record more (robopolicy demos only_success=false)."
-        )

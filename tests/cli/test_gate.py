@@ -95,7 +95,10 @@ def test_episodes_that_the_base_learned_from_are_refused(data: tuple[Path, Path]
 def test_it_prints_the_decision_with_both_bounds() -> None:
     said = text(GateResult(True, 0.12, 0.05, 0.19, 0.9, 75))
     assert said.startswith("accepted: the value changes by +0.1200 (+0.0500 to +0.1900 at 90% each)")
+    assert "times as far" not in said
     assert text(GateResult(False, 0.0, -0.1, 0.1, 0.9, 75)).startswith("refused")
+    far = text(GateResult(False, 0.4, 0.2, 0.5, 0.9, 75, distance=2.7))
+    assert "Its chunks lie 2.7 times as far from the recorded ones as the base's, expected at most 2" in far
 
 
 def test_a_policy_without_a_run_is_said_to_have_learned_from_nothing(

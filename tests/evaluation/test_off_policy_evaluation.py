@@ -15,7 +15,15 @@ from torch import Tensor
 from robopolicy.core.errors import ConfigError, DataError, SpecError
 from robopolicy.core.types import STATE
 from robopolicy.datasets.episodes import Episodes, held_out, take
-from robopolicy.evaluation.off_policy_evaluation import FEWEST, GateResult, gate, updates_needed
+from robopolicy.evaluation.gate_checks import FEWEST
+from robopolicy.evaluation.off_policy_evaluation import (
+    Fitted,
+    GateResult,
+    decided,
+    fitted_values,
+    gate,
+    updates_needed,
+)
 from robopolicy.policies.base import Policy
 from tests.algos.test_dppo import base
 from tests.fakes import POINT_ACTION, PointEnv, PointPolicy
@@ -96,6 +104,26 @@ def test_a_worse_candidate_and_an_equal_one_are_refused() -> None:
     assert not worse.accepted and worse.high < 0.0
     equal = gate(going(0.05, 0.02), going(0.05, 0.02), one_chunk(), **QUICK)
     assert equal == GateResult(False, 0.0, 0.0, 0.0, 0.9, 200)
+
+
+def test_a_candidate_whose_chunks_no_episode_shows_is_refused() -> None:
+    """However good its value looks: Q knows nothing of such chunks."""
+    near, far = Fitted(torch.tensor([0.6, 0.7]), 0.5), Fitted(torch.tensor([0.6, 0.7]), 0.9)
+    before = Fitted(torch.tensor([0.1, 0.2]), 0.3)
+    assert decided(near, before, level=0.9, episodes=50).accepted
+    refused = decided(far, before, level=0.9, episodes=50)
+    assert not refused.accepted and refused.low > 0.0 and refused.distance == pytest.approx(3.0)
+    assert decided(Fitted(near.values, 0.15), before._replace(distance=0.0), level=0.9, episodes=50).accepted
+
+
+def test_the_distance_is_to_what_was_played_next_in_the_same_episode() -> None:
+    """Half of the episodes go as the first policy does, all go half as far from the one that stands still."""
+    one, still = (
+        fitted_values(going(x), base("flow"), one_chunk(), seed=0, heads=2, updates=8).distance for x in (0.05, 0.0)
+    )
+    assert one == pytest.approx(2**0.5 * still)
+    result = gate(going(0.05), going(0.0), one_chunk(), **QUICK)
+    assert result.distance == pytest.approx(2**0.5) and result.accepted
 
 
 def test_fewer_episodes_and_a_higher_level_widen_the_bounds() -> None:
