@@ -31,6 +31,9 @@ MORE = (
 )  # fmt: skip
 
 
+pytestmark = pytest.mark.xdist_group("pipeline")  # one worker makes the finished one
+
+
 @pytest.fixture(scope="module", autouse=True)
 def a_budget_of_a_test() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:

@@ -45,14 +45,14 @@ def test_a_base_is_looked_at_refined_and_compared(
     assert main(["train", "algo=bc", *QUIET, f"dataset={data}", f"run_dir={base}", "loop.steps=200",
                  "validation_episodes=0"]) == 0  # fmt: skip
     capsys.readouterr()
-    command = ["refine", f"base={base}", "look_episodes=20", "env_steps=5000", "episodes=20", "videos=0",
+    command = ["refine", f"base={base}", "look_episodes=20", "env_steps=2000", "episodes=20", "videos=0",
                "tracker=quiet", "threads=1"]  # fmt: skip
     assert main([*command, f"out={out}", "plan_only=true"]) == 1
-    assert "env_steps=5000: expected at least 15000" in capsys.readouterr().err and not out.exists()
+    assert "env_steps=2000: expected at least 15000" in capsys.readouterr().err and not out.exists()
     monkeypatch.setattr(refinement_rules, "LEAST", 100)
     assert main([*command, f"out={out}", "plan_only=true"]) == 0
     planned = capsys.readouterr().out
-    assert "robopolicy train task=reach algo=residual loop.total_steps=5000" in planned and f"dataset={data}" in planned
+    assert "robopolicy train task=reach algo=residual loop.total_steps=2000" in planned and f"dataset={data}" in planned
     by_hand = shlex.split(planned.split("by hand:\n")[1].splitlines()[0])
     assert by_hand[:2] == ["robopolicy", "train"]
     assert not (out / "refined").exists()
