@@ -19,9 +19,8 @@ from robopolicy.real.ros2.wiring import load_wiring
 from robopolicy.utils.atomic import write_atomically
 
 Controller = Annotated[str, pydantic.Field(pattern=r"^[A-Za-z_][A-Za-z0-9_/]*$")]
-LONGEST_STOP = 3.0  # s; the arms that ship need less than one
-
 Rate = Annotated[float, pydantic.Field(ge=10.0, le=2000.0)]
+LONGEST_STOP = 3.0  # s; the arms that ship need less than one
 
 
 def arm_new(

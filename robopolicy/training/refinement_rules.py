@@ -101,15 +101,14 @@ def choose(facts: BaseFacts, env_steps: int | None = None) -> list[Choice]:
     found += _advice(facts)
     check_budget(env_steps)
     speed, fast = f"{facts.steps_per_second:,.0f} env steps/s", facts.steps_per_second >= FAST
-    if fast and (steps := env_steps or FAST_STEPS) >= SCHEDULE:
+    steps = env_steps or (FAST_STEPS if fast else SLOW_STEPS)
+    if many := fast and steps >= SCHEDULE:
         lengths = (f"loop.total_steps={steps}", "loop.stop_success=1")
         found.append(Choice(lengths, f"a fast env ({speed}): many steps; ends once 100 episodes in a row succeed"))
     else:
-        found += _of_few_steps(
-            facts, env_steps or SLOW_STEPS, f"few env steps of a {'fast' if fast else 'slow'} env ({speed})"
-        )
+        found += _of_few_steps(facts, steps, f"few env steps of a {'fast' if fast else 'slow'} env ({speed})")
     if facts.pictures:
-        seen = ("policy.pictures=true", "num_envs=8") if fast else ("policy.pictures=true",)
+        seen = ("policy.pictures=true", "num_envs=8") if many else ("policy.pictures=true",)
         found.append(Choice(seen, "the base reads cameras: the residual sees what the base's encoder makes of them"))
     if not facts.demonstrations:
         found.append(Choice(("loop.demo_fraction=0",), "no demonstrations were found: dataset=<theirs> would help"))

@@ -53,6 +53,7 @@ def test_a_slow_env_has_more_updates_for_each_step() -> None:
 def test_a_small_budget_has_the_settings_of_a_slow_env_and_a_smaller_one_is_refused() -> None:
     assert overrides(FACTS, LEAST) == overrides(replace(FACTS, steps_per_second=90), LEAST)
     assert "loop.total_steps=15000" in overrides(FACTS, LEAST)
+    assert overrides(replace(FACTS, pictures=True), LEAST).count("num_envs=8") == 1
     with pytest.raises(ConfigError, match=r"env_steps=14999: expected at least 15000"):
         choose(FACTS, LEAST - 1)
 
