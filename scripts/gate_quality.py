@@ -4,7 +4,8 @@
 
 A base plays 300 episodes, which are recorded. Candidates are the checkpoints along the trainings of METHODS, which
 learn from three quarters of them; some improve the policy and some ruin it. The gate reads the other quarter. Truth is
-the paired difference of success on the validation episodes. Bases are made as in scripts/experiments.py.
+the paired difference of success on the validation episodes. Bases are made as in scripts/experiments.py. Trainings that
+are complete, and decisions that are kept as lines of JSON beside them, are not made again.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import json
 import sys
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
@@ -35,6 +36,7 @@ from robopolicy.evaluation.rollout import evaluate
 from robopolicy.evaluation.statistics import wilson
 from robopolicy.reporting.result_rows import Evidence, measured, write
 from robopolicy.runs.checkpointer import load_policy
+from robopolicy.utils.provenance import commit
 from robopolicy.utils.threads import set_threads
 from scripts.experiment_plan import BASES as PLANNED
 from scripts.experiment_plan import Base
@@ -89,7 +91,10 @@ def candidates(out: Path, base: Base, seed: int) -> list[Path]:
 def judge(out: Path, base: Base, seed: int, level: float) -> list[Judged]:
     """Return the decision about every candidate of one base, beside its true gain."""
     start, here = out / "bases" / f"{base.name}-{seed}", out / ID / f"{base.name}-{seed}"
-    paths, found = candidates(out, base, seed), list[Judged]()
+    paths = candidates(out, base, seed)
+    found = kept(file := here / "judged.jsonl", {"level": level, "commit": commit()})
+    if len(found) == len(paths):
+        return found
     env = build({"_target_": "native", "task": base.task}, "task", num_envs=100, seed=0)
     seeds = episode_seeds("validation", 0, EPISODES)
     reference = load_policy(start / "bc")
@@ -100,14 +105,26 @@ def judge(out: Path, base: Base, seed: int, level: float) -> list[Judged]:
     fit = partial(fitted_values, base=reader, episodes=unseen, seed=seed, heads=HEADS, updates=updates)
     value = fit(reference)  # of the base: `gate` fits it for every candidate again
     before = evaluate(reference, env, seeds, policy_id="base").success_rate().value
-    for path in paths:
+    for path in paths[len(found) :]:
         policy = load_policy(path)
         result = decided(fit(policy), value, level=level, episodes=unseen.num_episodes)
         true = evaluate(policy, env, seeds, policy_id=path.name).success_rate().value - before
         name = f"{base.name}-{seed}/{path.parents[1].name}/{path.name}"
         found.append(Judged(name, result.accepted, result.gain, result.low, true))
-        print(json.dumps(found[-1]._asdict()), flush=True)
+        print(line := json.dumps(found[-1]._asdict()), flush=True)
+        with file.open("a") as out_file:
+            out_file.write(f"{line}\n")
     return found
+
+
+def kept(file: Path, head: dict[str, Any]) -> list[Judged]:
+    """Return the decisions that a file holds, which is begun where there is none; raise SystemExit if not of `head`."""
+    if not file.is_file():
+        file.write_text(json.dumps(head) + "\n")
+    first, *lines = map(json.loads, file.read_text().splitlines())
+    if first != head:
+        raise SystemExit(f"{file}: holds decisions of {first}, now {head}; remove it, or choose another --out")
+    return [Judged(**line) for line in lines]
 
 
 def rows_of(setting: str, judged: list[Judged], level: float) -> list[Evidence]:
