@@ -38,9 +38,8 @@ class ControlLoop:
         early: s before a control step at which the loop observes and requests a plan, so that a plan made in a thread
             is there when the step begins.
         history, age: see ObservationHistory. Plans count from when their pictures were taken, in whole control steps.
-        grace: s by which a control step may be put off where its plan is late, at most 0.4 control steps. The arm goes
-            on meanwhile, and then holds.
-        forecaster: shows the planner the state in which its plan will begin; None: the measured one.
+        grace: s by which a control step may wait for its plan, at most 0.4 control steps; the arm goes on, then holds.
+        forecaster: shows the planner the state in which its plan begins, where none comes too; None: the measured one.
         operator: may take over. The policy goes on planning then, for the journal alone; its plans from before a
             hand-over are dropped.
 
@@ -115,19 +114,22 @@ class ControlLoop:
         if played is not None and not self.chain.heard(played):
             self.counts["lost"] += 1
         due = self.begin + self.step * self.period
-        readable = state if state is not None and np.isfinite(state.q).all() else None
+        basis = readable = state if state is not None and np.isfinite(state.q).all() else None
         if readable is not None:
             self.observation_history.note(at, readable)
         if self.early and not self.asked and at >= due - self.early - 1e-6 and state is not None:
             reason = self.plans.collect(now)  # the next request must not wait for another control step
             if not self.plans.waiting and readable is not None:
                 reason = self._ask(now, due, due - self.early) or reason
-        if at >= due - 1e-6 and readable is not None:
+        if state is None and self.forecaster is not None:  # the reference's way since then is known
+            basis = self.observation_history.older(at, due, self.period)
+        if at >= due - 1e-6 and basis is not None:
             step, before = self.step, self.decoder.commanded
             self.wanted, self.proposed, self.limited = None, None, False
-            reason = self._control_step(readable, now, due) or reason
+            reason = self._control_step(basis, now, due) or reason
             executed = self.step > step  # it was not put off
             self.counts[self.driver] += executed
+            self.counts["bridged"] += executed and basis is not readable
             if (journal := self.plans.journal) is not None and executed:
                 journal.step(now, step, self.observation_history.newest, before, self.wanted, self.limited, self.driver,
                              self.proposed)  # fmt: skip

@@ -12,7 +12,8 @@ from robopolicy.core.types import Obs
 from robopolicy.real.control.robots import State
 
 Observe = Callable[[State], Obs]  # single frames [1 …]
-Forecast = Callable[[State], AbstractContextManager[State]]
+Forecast = Callable[[float, State], AbstractContextManager[State]]  # of a state that was noted at so many s
+WAITED_FOR, OLDEST = 0.2, 2.0  # control steps: so long a state is waited for, and so old may be the one in its place
 
 
 class ObservationHistory:
@@ -40,12 +41,22 @@ class ObservationHistory:
         while len(self.states) > 1 and self.states[1][0] <= at - self.age + 1e-6:
             self.states.popleft()
 
+    def older(self, at: float, due: float, period: float) -> State | None:
+        """Return an older state for the control step at `due` s, which none has come for by the tick at `at` s.
+
+        None while one is waited for, and where the newest is too old. `period`: s a control step.
+        """
+        if at < due + WAITED_FOR * period - 1e-6 or not self.states:
+            return None
+        since, state = self.states[-1]
+        return state if since >= at - OLDEST * period - 1e-6 else None
+
     def capture(self, forecast: Forecast | None = None) -> None:
         """Take a frame, of the measured state or of its `forecast`."""
-        state = self.states[0][1]
+        at, state = self.states[0]
         frame = self.newest = self.observe(state)
         if forecast is not None:
-            with forecast(state) as later:
+            with forecast(at, state) as later:
                 frame = frame if later is state else self.observe(later)
         self.frames.extend([frame] * max(1, (self.frames.maxlen or 1) - len(self.frames)))
 

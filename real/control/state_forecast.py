@@ -95,7 +95,6 @@ class Motion(Protocol):
     """The motion of a control loop that is under way."""
 
     points: Array  # [4 n] rad, of the reference's segment that ends where the control step begins
-    at: float  # s, of the tick under way
     driver: Driver
     chain: SafetyChain
 
@@ -114,16 +113,16 @@ class StateForecaster:
         self.decoder, self.buffer, self.behind, self.tick = decoder, buffer, behind, tick
 
     def to_plan(self, motion: Motion, due: float) -> Forecast:
-        """Return the forecast of a state that `motion` is in now to the begin of a plan requested for `due` s."""
+        """Return the forecast of a state of `motion` to the begin of a plan requested for `due` s."""
         return partial(self._to_plan, motion, due)
 
     @contextmanager
-    def _to_plan(self, motion: Motion, due: float, state: State) -> Iterator[State]:
-        """Yield the state; within, the commanded pose is that of the plan's begin too."""
+    def _to_plan(self, motion: Motion, due: float, at: float, state: State) -> Iterator[State]:
+        """Yield the state; within, the commanded pose is that of the plan's begin too. `at`: s, when it was noted."""
         end = due + self.buffer.shift
         actions = self.buffer.between(due, end) if motion.driver == "policy" else []
         with self.decoder.looking_ahead(actions, state.q, motion.chain.profile) as goals:
             yield forecast(
                 state, motion.points, goals, begin=due - self.buffer.spec.dt, period=self.buffer.spec.dt,
-                seen=motion.at - self.behind, until=end - self.tick,
+                seen=at - self.behind, until=end - self.tick,
             )  # fmt: skip

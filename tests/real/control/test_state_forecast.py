@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 
 import numpy as np
@@ -14,6 +15,7 @@ from robopolicy.real.control.robots import State, Trouble
 from robopolicy.real.control.state_forecast import ForecastState, Reference, StateForecaster, forecast
 from robopolicy.real.deploy.simulated_arm import SimulatedArm
 from robopolicy.real.planning.chunking import chunking_of
+from robopolicy.real.safety.decision import Patience
 from tests.real.control.test_robots import WIDE, Drive
 
 
@@ -28,12 +30,26 @@ class Wave(Drive):
         return (rate + torch.tensor([0.0, 0.0, 0.0, 0.0, -1.0])).float().expand(1, self.spec.horizon, -1).clone()
 
 
-def seen_and_met(*, steps: int, latency: float, early: float = 0.0, old: int = 0, predict: bool = True):
+def silent(it: SimulatedArm, ticks: int, every: int) -> None:
+    """Let the first `ticks` of `every` ticks bring no state, from the second `every` on."""
+    read, calls = it.arm.read, itertools.count()
+
+    def often() -> State | None:
+        tick, state = next(calls), read()
+        return None if tick >= every and tick % every < ticks else state
+
+    it.arm.read = often
+
+
+def seen_and_met(
+    *, steps: int, latency: float, early: float = 0.0, old: int = 0, predict: bool = True, gap: tuple[int, int] = (0, 1)
+):
     """Tool position [K 3] m in the states that were planned from, and in those in which the plans began; so too the
-    commanded pose that the policy observed, and met."""
+    commanded pose that the policy observed, and met. `gap`: ticks without a state, of so many."""
     env = sim.make("reach", 1, joint_noise=0.0, horizon=60)
     policy = Wave(env, [0.0] * 5, steps=steps)
     it = SimulatedArm(env, policy, settings=WIDE, latency=latency, predict=predict, trouble=Trouble(delay=old))
+    silent(it, *gap)
     loop, tcp, lag = it.loop, env.layout.slices["tcp"], env.layout.slices["lag"]
     loop.early = early
     if predict:
@@ -80,6 +96,28 @@ def test_the_policy_is_shown_the_state_in_which_its_plan_begins(steps, latency, 
     error = np.linalg.norm(shown - met, axis=1).max()
     assert error < 0.0035, "m"
     assert np.linalg.norm(plain - later, axis=1).max() > 2.5 * error
+
+
+@pytest.mark.parametrize("early", [0.0, 0.02])
+def test_a_state_that_is_lost_is_forecast_from_the_one_before(early):
+    shown, met, *_ = seen_and_met(steps=1, latency=0.0, early=early, gap=(20, 43))  # 80 ms, more than a control step
+    assert np.linalg.norm(shown - met, axis=1).max() < 0.006, "m"
+
+
+def test_a_policy_goes_on_while_states_are_lost_but_not_without_end():
+    def run(gap: tuple[int, int], **options):
+        env = sim.make("reach", 1, joint_noise=0.0, horizon=30)
+        policy, patience = Drive(env, [0.004, 0.0, 0.0, 0.0, -1.0], steps=1), Patience(hold=0.5, fault=1.0)
+        it = SimulatedArm(env, policy, settings=WIDE, state=patience, **options)
+        silent(it, *gap)
+        return it.run(1), it.loop.counts
+
+    episode, counts = run((20, 43))
+    assert not episode.reasons["underrun"] and counts["bridged"] >= 5 and episode.steps >= 30
+    episode, counts = run((20, 43), predict=False)
+    assert episode.reasons["underrun"] and not counts["bridged"], "only measured states are shown"
+    episode, counts = run((60, 100))  # 240 ms
+    assert episode.reasons["underrun"], "the newest state is older than two control steps"
 
 
 def test_nothing_is_forecast_where_nothing_is_late():
@@ -154,11 +192,10 @@ def test_where_a_human_drives_the_plans_under_way_are_not_the_motion():
     it = SimulatedArm(env, Drive(env, [0.01, 0.0, 0.0, 0.0, 0.0]), settings=WIDE, latency=0.05)
     it.begin(1)
     assert isinstance(it.loop.forecaster, StateForecaster)
-    it.loop.at = it.time
     it.loop.buffer.add(np.tile([0.002, 0.0, 0.0, 0.0, 0.0], (4, 1)), 0.0, 0.0, first=-0.05)
     state, x = it.arm.read(), it.loop.decoder.commanded.pos[0]
     for driver, way in (("policy", 0.002), ("human", 0.0)):
         it.loop.driver = driver
-        with it.loop.forecaster.to_plan(it.loop, 0.0)(state) as later:
+        with it.loop.forecaster.to_plan(it.loop, 0.0)(it.time, state) as later:
             assert it.loop.decoder.commanded.pos[0] == pytest.approx(x + way, abs=1e-5)
             assert (np.abs(later.q - state.q).max() > 1e-5) == (driver == "policy")
