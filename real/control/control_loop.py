@@ -121,7 +121,7 @@ class ControlLoop:
             reason = self.plans.collect(now)  # the next request must not wait for another control step
             if not self.plans.waiting and readable is not None:
                 reason = self._ask(now, due, due - self.early) or reason
-        if state is None and self.forecaster is not None:  # the reference's way since then is known
+        if state is None and (self.forecaster is not None or len(self.buffer) > self.plans.lead):  # no plan to be made
             basis = self.observation_history.older(at, due, self.period)
         if at >= due - 1e-6 and basis is not None:
             step, before = self.step, self.decoder.commanded

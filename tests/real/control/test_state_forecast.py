@@ -105,9 +105,9 @@ def test_a_state_that_is_lost_is_forecast_from_the_one_before(early):
 
 
 def test_a_policy_goes_on_while_states_are_lost_but_not_without_end():
-    def run(gap: tuple[int, int], **options):
+    def run(gap: tuple[int, int], *, steps: int = 1, **options):
         env = sim.make("reach", 1, joint_noise=0.0, horizon=30)
-        policy, patience = Drive(env, [0.004, 0.0, 0.0, 0.0, -1.0], steps=1), Patience(hold=0.5, fault=1.0)
+        policy, patience = Drive(env, [0.004, 0.0, 0.0, 0.0, -1.0], steps=steps), Patience(hold=0.5, fault=1.0)
         it = SimulatedArm(env, policy, settings=WIDE, state=patience, **options)
         silent(it, *gap)
         return it.run(1), it.loop.counts
@@ -116,6 +116,8 @@ def test_a_policy_goes_on_while_states_are_lost_but_not_without_end():
     assert not episode.reasons["underrun"] and counts["bridged"] >= 5 and episode.steps >= 30
     episode, counts = run((20, 43), predict=False)
     assert episode.reasons["underrun"] and not counts["bridged"], "only measured states are shown"
+    episode, counts = run((20, 43), predict=False, steps=8)
+    assert counts["bridged"] >= 5 and counts["late"] <= 4, "planned actions need no state; a plan does"
     episode, counts = run((60, 100))  # 240 ms in 400
     assert counts["bridged"] <= 3 * 2, "none from a state that is older than two control steps"
     assert counts["refused"] >= 2, "the step that then comes is too late"
