@@ -34,6 +34,7 @@ from robopolicy.real.ros2 import messages, sim_arm_node
 from robopolicy.real.ros2.cdr import TrajectoryBytes
 from robopolicy.real.ros2.episode_client import EpisodeClient
 from robopolicy.real.ros2.processes import arm_command, private_environment, processes
+from robopolicy.real.ros2.publishers import FORGETS
 from robopolicy.real.ros2.qos import profile_of
 from robopolicy.real.ros2.sim_launcher import activate
 from robopolicy.real.ros2.wiring import load_wiring
@@ -127,7 +128,7 @@ def trial(zygote: subprocess.Popen[str], kind: str, number: int) -> dict[str, ob
                 operator.begin_episode(number)
                 operator.points.clear()
                 operator.last = operator.told = -1
-                activate(operator, patience=20.0)
+                activate(operator, patience=2.0 * FORGETS)  # the node that was killed before can command until then
             except SafetyError as error:  # before anything moved: of a hundred forks one may find no publisher
                 raise NotBegunError(str(error)) from error
             time.sleep(0.3 + 0.013 * (number % 50))

@@ -27,7 +27,7 @@ def arm_check(
 
     Args:
         wiring: a preset in configs/robots/, or a file.
-        seconds: s to listen; move each joint meanwhile to see its direction.
+        seconds: s to listen; move each joint meanwhile to see its direction. Other nodes are found in 2 s or more.
         write: write the measured delay of the arm's states into the wiring, which must be a file.
 
     Raises:

@@ -4,24 +4,26 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
 from sensor_msgs.msg import JointState
 
 from robopolicy.doctor.checks import Check
+from robopolicy.real.ros2.arm_publishers import Speakers
 from robopolicy.real.ros2.channels import LineDelay
-from robopolicy.real.ros2.joint_states import stamp_of
+from robopolicy.real.ros2.joint_states import ARM, stamp_of
 from robopolicy.real.ros2.messages import StateReader
 from robopolicy.real.ros2.remote_arm import STILL
 from robopolicy.real.ros2.urdf import contradictions
-from robopolicy.real.ros2.wiring import Wiring
+from robopolicy.real.ros2.wiring import GRIPPER, Topic, Wiring
 from robopolicy.real.ros2.wiring_file import LONGEST_LEAD
 from robopolicy.real.safety import SafetyError
 from robopolicy.real.safety.array_ops import Array
 
-SLOW = 0.8  # of the wiring's rate
+SLOW, FAST = 0.8, 1.5  # of the wiring's rate; two publishers of one rate, or a bag beside the driver, make 2
+SHORTEST = 0.4  # s in which a gripper's messages are counted
 COARSE = 0.02  # rad: a joint whose position moves in larger steps is not followed
 MOST = 256  # joints of others that are told apart
 SLOWEST = 99.0  # percentile of latencies
@@ -40,19 +42,33 @@ class Heard:
     empty: int = 0
     description: str | None = None
     fingers: int = 0  # messages with the gripper's joints
+    speakers: Speakers = field(default_factory=Speakers)
 
-    def take(self, reader: StateReader, message: JointState, at: float) -> None:
-        """Sort a message that was received at `at` s of the system's clock."""
+    def take(
+        self, reader: StateReader, message: JointState, at: float, *, gid: bytes | None = b"",
+        roles: Collection[str] = (ARM, GRIPPER),
+    ) -> None:  # fmt: skip
+        """Sort a message that was received at `at` s of the system's clock.
+
+        Args:
+            gid: its publisher; None: unknown.
+            roles: of its topic, by the wiring: joints of another role are left out.
+        """
+        if gid is not None:
+            self.speakers.heard.add(gid)
         if not message.name:
             self.empty += 1
         ours = {*reader.wiring.joints, *reader.wiring.gripper}
         if len(self.foreign) < MOST:
             self.foreign.update(n for n in message.name[:MOST] if n not in ours)
+        arm, gripper = ARM in roles and reader.has_arm(message), GRIPPER in roles and reader.has_gripper(message)
+        for role in [ARM] * arm + [GRIPPER] * gripper:  # also of a message that is refused
+            self.speakers.take(role, gid, at)
         try:
-            if reader.has_gripper(message):
+            if gripper:
                 reader.read_gripper(message)
                 self.fingers += 1
-            if reader.has_arm(message):
+            if arm:
                 state = reader.read(message)
                 self.states.append((at, stamp_of(message), state.q, state.qd))
         except SafetyError as error:
@@ -82,11 +98,30 @@ def findings(heard: Heard, wiring: Wiring) -> Iterator[Check]:
     yield from _times(at, stamps, wiring)
     yield from _motion(at, q, qd, wiring)
     if wiring.gripper:
-        yield Check(
-            "gripper", heard.fingers > 0, f"{heard.fingers} messages of {list(wiring.gripper)}",
-            "compare `gripper` and topics.gripper_states of the wiring with its driver",
-        )  # fmt: skip
+        yield _gripper(heard, wiring)
     yield from _description(heard, wiring)
+
+
+def _gripper(heard: Heard, wiring: Wiring) -> Check:
+    """Judge whether the gripper speaks, and where it does so apart, whether too often."""
+    said, topic = f"{heard.fingers} messages of {list(wiring.gripper)}", wiring.topics[GRIPPER]
+    rate = None if topic is None else heard.speakers.rate(GRIPPER, SHORTEST)
+    if topic is None or rate is None or rate <= FAST * topic.rate_hz:
+        fix = "compare `gripper` and topics.gripper_states of the wiring with its driver"
+        return Check("gripper", heard.fingers > 0, said, fix)
+    return Check("gripper", False, f"{said}, {_too_fast(rate, topic)}", _slow_down(GRIPPER, rate))
+
+
+def _too_fast(rate: float, topic: Topic) -> str:
+    return f"{rate:.1f} Hz of {topic.rate_hz:g}, expected {FAST * topic.rate_hz:g} at most"
+
+
+def _slow_down(role: str, rate: float) -> str:
+    """Say what helps where messages of a role come too often, at `rate` Hz."""
+    return (
+        f"stop what speaks beside the driver: a second publisher, a bag that is played, a relay. Only where this is "
+        f"the driver's own rate, set topics.{role}.rate_hz: {rate:.0f}"
+    )
 
 
 def _times(at: Array, stamps: Array, wiring: Wiring) -> Iterator[Check]:
@@ -96,10 +131,13 @@ def _times(at: Array, stamps: Array, wiring: Wiring) -> Iterator[Check]:
     gaps = np.diff(at)
     rate = len(gaps) / float(at[-1] - at[0]) if len(gaps) and at[-1] > at[0] else 0.0
     longest = float(gaps.max()) if len(gaps) else math.inf
-    said = f"{rate:.1f} Hz of {topic.rate_hz:g}, longest gap {1000 * longest:.0f} ms of {1000 * patience:.0f}"
+    fast = rate > FAST * topic.rate_hz
+    said = _too_fast(rate, topic) if fast else f"{rate:.1f} Hz of {topic.rate_hz:g}"
     yield Check(
-        "rate", rate >= SLOW * topic.rate_hz and longest < patience, said,
-        f"set topics.joint_states.rate_hz: {rate:.0f}, and watchdogs.state.hold to two messages or more",
+        "rate", not fast and rate >= SLOW * topic.rate_hz and longest < patience,
+        f"{said}, longest gap {1000 * longest:.0f} ms of {1000 * patience:.0f}",
+        _slow_down(ARM, rate) if fast
+        else f"set topics.joint_states.rate_hz: {rate:.0f}, and watchdogs.state.hold to two messages or more",
     )  # fmt: skip
     if not stamps.all():
         yield Check("latency", False, "stamps are 0", "let the driver set header.stamp")

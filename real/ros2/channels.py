@@ -102,6 +102,8 @@ class OutputTopic(Topic):
             a quintic spline as joint_trajectory_controller does), or `control` (control points of a cubic B-spline,
             for a driver that plays one).
         node: of the driver that subscribes, or serves the action; "": any. Other subscribers do not count.
+        shared_with: nodes that may command the driver too, as they never do so while a policy runs; with or without
+            their namespace. Any other refuses the start.
         upsampling: of `positions`: how the driver goes from one to the next; see robopolicy.real.ros2.upsampling.
         driver_hz: of `positions`: 1/s, positions that the driver gives the arm.
         timeout_s: of `positions`: s without any after which the driver stops the arm by itself.
@@ -110,6 +112,7 @@ class OutputTopic(Topic):
     type: Literal["trajectory", "action", "positions"] = "trajectory"
     points: Literal["spline", "control"] = "spline"
     node: str = ""
+    shared_with: list[str] = dataclasses.field(default_factory=list)
     upsampling: Literal["", "none", "linear", "bspline"] = ""
     driver_hz: float = 0.0
     timeout_s: float = 0.0
@@ -174,6 +177,7 @@ class GripperTopic(Topic):
             position servo then presses with its stiffness times this. None: the gripper limits its force itself.
         after_fault: `keep` (the last commanded opening, so that a grasp is kept) or `open`.
         node: of the driver that subscribes; "": any.
+        shared_with: nodes that may command the gripper too, as for the arm.
         factor: of `gripper_command`: position in a goal for each m of opening.
         max_effort: of `gripper_command`: N with which the gripper closes.
     """
@@ -186,6 +190,7 @@ class GripperTopic(Topic):
     squeeze: Annotated[float, pydantic.Field(gt=0.0, le=1.0)] | None = dataclasses.field(kw_only=True)
     after_fault: Literal["keep", "open"] = "keep"
     node: str = ""
+    shared_with: list[str] = dataclasses.field(default_factory=list)
     factor: Annotated[float, pydantic.Field(gt=0.0, le=100.0)] = 1.0
     max_effort: Annotated[float, pydantic.Field(gt=0.0, le=500.0)] | None = None
 

@@ -8,6 +8,7 @@ from typing import Any
 from rclpy.lifecycle import LifecycleNode
 from std_msgs.msg import Bool, Float64
 
+from robopolicy.real.ros2.command_sources import OtherSources
 from robopolicy.real.ros2.gripper import Gripper
 from robopolicy.real.ros2.gripper_goals import GripperGoals
 from robopolicy.real.ros2.outputs import OnFailure, OnMismatch, Output, make_publisher, output_of
@@ -29,6 +30,7 @@ class Commands:
         self, node: LifecycleNode, wiring: Wiring, *, dry_run: bool, on_mismatch: OnMismatch, on_failure: OnFailure
     ) -> None:
         self.node = node
+        self.others = None if dry_run else OtherSources(node, wiring)
         self.output = Output()
         self.gripper: Gripper | None = None
         self._grip: Any = None
@@ -55,8 +57,8 @@ class Commands:
             self.gripper.tick(mode, measured, time.monotonic())
 
     def problems(self) -> list[str]:
-        """List why commands would not arrive, one sentence each."""
-        found = self.output.problems()
+        """List why commands would not arrive, or not alone, one sentence each; in a dry run there are none."""
+        found = [*self.output.problems(), *(self.others.problems() if self.others is not None else ())]
         if self._goals is not None:
             found += self._goals.problems()
         elif self.gripper is not None:
@@ -66,6 +68,10 @@ class Commands:
             else:  # it may come later, and receives the last opening then
                 found += mismatches(self.node, "gripper", topic, publishes=True)
         return found
+
+    def newcomers(self, now: float) -> list[str]:
+        """List nodes that can command since the arm was started, at `now` s of our steady clock; none in a dry run."""
+        return [] if self.others is None else self.others.newcomers(now)
 
     def bystanders(self) -> list[str]:
         """List nodes that subscribe to commands and cannot receive them, one sentence each."""

@@ -202,8 +202,15 @@ class PolicyNode(LifecycleNode):
                 if parts.intervention is not None:
                     parts.intervention.tick(stream.loop.driver, now)
         if self._reports.due(stream, now):
+            self._watch(now)
             self.report()
         return self.wiring.tick_s / 2
+
+    def _watch(self, now: float) -> None:
+        """Fault where another node has come that can command the arm."""
+        if (parts := self.pipeline) is not None and parts.stream.arm.running:
+            for why in parts.commands.newcomers(now):
+                parts.stream.arm.on_second_publisher(why)
 
     def report(self) -> None:
         """Publish the diagnostics."""

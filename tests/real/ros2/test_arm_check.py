@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from dataclasses import replace
 
@@ -16,6 +17,7 @@ from rclpy.qos import DurabilityPolicy, QoSProfile
 from rclpy.signals import SignalHandlerOptions
 from sensor_msgs.msg import JointState
 from std_msgs.msg import String
+from trajectory_msgs.msg import JointTrajectory
 
 from robopolicy.cli.main import main
 from robopolicy.core.errors import ConfigError
@@ -78,6 +80,7 @@ T = np.arange(200)[:, None] / 100
         ({"names": tuple(f"left_{n}" for n in NAMES)}, "joint states", "no state of.*joints of others: .'left_j1'"),
         ({"q": np.full((200, 6), 60.0)}, "joint states", "look like degrees"),
         ({"rate": 60.0}, "rate", "60.0 Hz of 100"),
+        ({"rate": 200.0}, "rate", "200.0 Hz of 100, expected 150 at most"),
         ({"late": 0.5}, "latency", "500.0 ms"),
         ({"late": -0.5}, "latency", "-500.0 ms"),
         ({"qd": -0.4 * np.cos(2 * T) * np.eye(6)[:1]}, "direction of j1", "-1.00 times"),
@@ -160,33 +163,65 @@ def test_an_arm_that_says_nothing_is_said(wired):
     assert set(failed(wired, Heard())) == {"joint states"}
 
 
-@pytest.mark.timeout(120)
-def test_the_command_hears_a_running_arm_and_names_what_is_not_there(wired, tmp_path, monkeypatch, capfd):
+@contextlib.contextmanager
+def running(monkeypatch, *drivers: tuple[str, tuple[str, ...], float]):
+    """Nodes that publish states of joints at rest every so many s: name, joints, s; yields the nodes by name."""
     for key, value in private_domain().items():
         monkeypatch.setenv(key, value)
     rclpy.init(args=[], signal_handler_options=SignalHandlerOptions.NO)
-    node, ended = Node("driver"), threading.Event()
-    out = node.create_publisher(JointState, "/joint_states", 10)
+    nodes, ended = {name: Node(name) for name, *_ in drivers}, threading.Event()
     latched = QoSProfile(depth=1, durability=DurabilityPolicy.TRANSIENT_LOCAL)
-    described = node.create_publisher(String, "/robot_description", latched)
+    described = next(iter(nodes.values())).create_publisher(String, "/robot_description", latched)
     described.publish(String(data=simple()))
 
-    def publish() -> None:
-        while not ended.wait(0.009):
-            now = node.get_clock().now().nanoseconds
-            out.publish(messages.joint_state(NAMES[::-1], now, np.zeros(6), np.zeros(6)))
+    def publish(node: Node, joints: tuple[str, ...], every: float) -> None:
+        out, zeros = node.create_publisher(JointState, "/joint_states", 10), np.zeros(len(joints))
+        while not ended.wait(every):
+            out.publish(messages.joint_state(joints, node.get_clock().now().nanoseconds, zeros, zeros))
 
-    thread = threading.Thread(target=publish)
-    thread.start()
+    threads = [threading.Thread(target=publish, args=(nodes[name], *rest)) for name, *rest in drivers]
+    for thread in threads:
+        thread.start()
     try:
-        assert main(["arm", "check", f"wiring={tmp_path}/robot.yaml", "seconds=4"]) == 1
+        yield nodes
     finally:
         ended.set()
-        thread.join()
-        node.destroy_node()
+        for thread in threads:
+            thread.join()
+        for node in nodes.values():
+            node.destroy_node()
         rclpy.shutdown()
+
+
+GRIPPER = ("gripper_driver", ("finger",), 1 / 30)  # shares the topic, and is no second driver
+
+
+@pytest.mark.timeout(120)
+def test_the_command_hears_a_running_arm_and_names_what_is_not_there(wired, tmp_path, monkeypatch, capfd):
+    with running(monkeypatch, ("driver", NAMES[::-1], 0.009), GRIPPER):
+        assert main(["arm", "check", f"wiring={tmp_path}/robot.yaml", "seconds=4"]) == 1
     shown = capfd.readouterr()
     found = set(shown.err.strip().rpartition(": ")[2].split(", "))
     assert "driver" in found, "nothing listens to commands"
     assert found <= {"driver", "rate", "latency", "lead"}, "the rest is well; a busy machine is slow"
     assert "with all 6 joints, in rad" in " ".join(shown.out.split())
+
+
+@pytest.mark.timeout(120)
+def test_the_command_names_a_second_driver_and_who_else_can_command(wired, tmp_path, monkeypatch, capfd):
+    from rclpy.action import ActionClient
+
+    Fibonacci = pytest.importorskip("test_msgs.action").Fibonacci
+    topic = wired.output.name
+    with running(monkeypatch, ("driver", NAMES, 0.009), ("old_driver", NAMES, 0.1), GRIPPER) as nodes:
+        nodes["old_driver"].create_publisher(JointTrajectory, topic, 10)
+        moveit = nodes["move_group"] = Node("move_group")
+        client = ActionClient(moveit, Fibonacci, topic.removesuffix("joint_trajectory") + "follow_joint_trajectory")
+        assert main(["arm", "check", f"wiring={tmp_path}/robot.yaml", "seconds=4"]) == 1
+        client.destroy()
+    shown = capfd.readouterr()
+    found = set(shown.err.strip().rpartition(": ")[2].split(", "))
+    assert {"publishers of joint_states", "commands to the arm"} <= found
+    said = "".join(shown.out.split())
+    assert "found2:'/driver'(" in said and "'/old_driver'(" in said and "gripper_driver" not in said
+    assert "'/old_driver'publisheson" in said and "'/move_group'sendsgoalsto" in said

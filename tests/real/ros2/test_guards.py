@@ -10,13 +10,16 @@ import pytest
 pytest.importorskip("rclpy")
 
 from robopolicy.real.control.depth_cameras import CloudMaker, DepthCamera, JointLog
+from robopolicy.real.ros2 import arm_findings as findings_module
 from robopolicy.real.ros2 import images as images_module
 from robopolicy.real.ros2 import messages
 from robopolicy.real.ros2 import remote_arm as remote_arm_module
 from robopolicy.real.ros2.ages import Ages
+from robopolicy.real.ros2.arm_publishers import Speakers
 from robopolicy.real.ros2.cdr import TrajectoryBytes
 from robopolicy.real.ros2.clock import ArmClock, Stamps
 from robopolicy.real.ros2.command_history import CommandHistory
+from robopolicy.real.ros2.command_sources import OtherSources
 from robopolicy.real.ros2.continuity import Continuity
 from robopolicy.real.ros2.depth import DepthReader
 from robopolicy.real.ros2.depth_inputs import DepthInputs
@@ -34,8 +37,10 @@ from robopolicy.real.ros2.trajectory_stream import TrajectoryStream
 from robopolicy.real.safety import Mode, SafetyChain
 from tests.real.control import test_joints
 from tests.real.guards import FAILS, Guard, case_of, kill, with_patch
+from tests.real.ros2 import test_arm_publishers as speakers
 from tests.real.ros2 import test_cdr as cdr
 from tests.real.ros2 import test_clock as clocks
+from tests.real.ros2 import test_command_sources as sources
 from tests.real.ros2 import test_depth as depth
 from tests.real.ros2 import test_episode_client as operator
 from tests.real.ros2 import test_images as images
@@ -250,6 +255,18 @@ GUARDS = [
           with_patch(receipt.test_another_publisher_is_not_listened_to_while_the_arm_runs, b"b")),
     Guard("a description that is late", Subscriptions, "_of_one", "not publishers.latched", "True",
           with_patch(receipt.test_a_description_that_comes_late_stops_no_arm)),
+    Guard("other nodes that can command", OtherSources, "problems",
+          "{role: other_sources(self.node, topic, connected=True) for role, topic in self.topics.items()}", "{}",
+          case(sources, "test_another_node_that_can_command_counts", "/teleop"), (*FAILS, ValueError)),
+    Guard("other nodes that come later", OtherSources, "newcomers", "self.problems()", "[]",
+          sources.test_a_node_that_comes_while_the_arm_runs_is_told_once_the_graph_has_settled, (*FAILS, ValueError)),
+    Guard("a graph that settles", OtherSources, "newcomers", "now - self._since >= SETTLES", "True",
+          sources.test_a_node_that_comes_while_the_arm_runs_is_told_once_the_graph_has_settled),
+    Guard("two publishers of the same joints", Speakers, "together",
+          "any(mine.first <= their.last and their.first <= mine.last for k, their in spells.items() if k != gid)",
+          "False", speakers.test_a_second_publisher_of_the_arm_is_named_and_what_to_stop),
+    Guard("states too fast", findings_module, "_times", "rate > FAST * topic.rate_hz", "False",
+          speakers.test_too_many_messages_of_one_publisher_are_said_with_the_bound),
     # -- what the arm plays
     Guard("foreign commands", CommandHistory, "heard", 'return "foreign"', 'return ""',
           streams.test_an_arm_that_plays_what_nobody_sent_is_a_fault),

@@ -35,6 +35,7 @@ from robopolicy.real.recording.recording import read
 from robopolicy.real.recording.records import describe
 from robopolicy.real.recording.replay import reproduce
 from robopolicy.real.ros2 import messages
+from robopolicy.real.ros2.command_sources import SETTLES
 from robopolicy.real.ros2.policy_node import PolicyNode
 from robopolicy.real.ros2.qos import profile_of
 from robopolicy.real.ros2.spin import run
@@ -362,6 +363,77 @@ def test_a_second_publisher_faults_a_running_arm_and_nothing_that_it_says_is_use
         alone_again(rig, role)
 
 
+COMMANDED = {"name": "arm/joint_trajectory", "rate_hz": 250, "depth": 100, "points": "control"}
+
+
+def settle(rig) -> None:
+    """Ticks until the node has looked at a graph that has changed."""
+    end = time.monotonic() + 3 * SETTLES
+    while time.monotonic() < end:
+        rig.step(5)
+
+
+def test_no_arm_is_started_that_another_node_can_command(ros):
+    """By its topic, by goals for its controller, or by the gripper's topic; also a second node of our own name.
+
+    It starts once none is left, and with those that the wiring names. One that comes later is a fault.
+    """
+    from rclpy.action import ActionClient
+
+    Fibonacci = pytest.importorskip("test_msgs.action").Fibonacci
+    ros()
+    rig = Rig(parse(changed(topics__trajectory={**COMMANDED, "shared_with": ["homing"]}, **PATIENT)))
+    other, namesake, homing = (Node(name) for name in ("teleop", "policy_node", "homing"))
+    topic, grip = rig.wiring.output.name, rig.wiring.grip.name
+    made = {
+        "publisher": (other, lambda node: node.create_publisher(JointTrajectory, topic, 10)),
+        "goals": (other, lambda node: ActionClient(node, Fibonacci, "arm/follow_joint_trajectory")),
+        "gripper": (other, lambda node: node.create_publisher(Float64, grip, 10)),
+        "namesake": (namesake, lambda node: node.create_publisher(JointTrajectory, topic, 10)),
+    }
+
+    def others() -> list[str]:
+        return rig.node.pipeline.commands.others.problems()
+
+    try:
+        rig.meet()
+        assert others() == []
+        for what, (node, make) in made.items():
+            end = make(node)
+            rig.until(others, what)
+            rig.step()
+            assert rig.node.trigger_activate() == NO, what
+            role = "gripper" if what == "gripper" else "trajectory"
+            assert f"publishers: {role}" in rig.node.why and f"'/{node.get_name()}'" in rig.node.why
+            assert f"topics.{role}.shared_with" in rig.node.why
+            end.destroy() if what == "goals" else node.destroy_publisher(end)
+            rig.until(lambda: not others(), f"the end of {what}")
+        assert not rig.driver.answers
+        homing.create_publisher(JointTrajectory, topic, 10)
+        rig.until(lambda: rig.node.count_publishers(topic) == 2, "the node that may")
+        rig.step(3)
+        assert rig.node.trigger_activate() == OK, rig.node.why
+        rig.step(20)
+        assert rig.arm.mode is Mode.RUN
+        later = homing.create_publisher(JointTrajectory, topic, 10)
+        rig.until(lambda: rig.node.count_publishers(topic) == 3, "the node that may")
+        settle(rig)
+        assert rig.arm.mode is Mode.RUN, rig.stream.decision.reasons
+        homing.destroy_publisher(later)
+        other.create_publisher(JointTrajectory, topic, 10)
+        rig.until(others, "the other")
+        rig.node.pipeline.commands.others._looked = ()  # the node has not seen it yet
+        settle(rig)
+        assert rig.arm.mode is Mode.FAULT
+        assert any(reason.startswith("fault:publishers: trajectory") for reason in rig.stream.decision.reasons)
+        rig.step(150)
+        assert rig.driver.speed == 0.0 and "'/teleop'" in rig.reset()
+    finally:
+        for node in (other, namesake, homing):
+            node.destroy_node()
+        rig.close()
+
+
 # -- dry runs ---------------------------------------------------------------------------------------------------------
 class Shadow(Sweep):
     """What a loop in the shadow does: it writes nothing. It fails now and then."""
@@ -389,8 +461,12 @@ def test_a_dry_run_can_publish_nothing_that_moves_anything(ros, output):
     rig.runtime.dry_run, rig.runtime.loop = True, lambda *parts: Shadow(*parts)
     gripped = []
     rig.driver.create_subscription(Float64, rig.wiring.grip.name, gripped.append, profile_of(rig.wiring.grip))
+    teleop = Node("teleop")  # drives the arm, while the policy is watched
+    kind = Float64MultiArray if output == "positions" else JointTrajectory
+    driving = teleop.create_publisher(kind, rig.wiring.output.name, profile_of(rig.wiring.output))
     try:
         assert rig.node.trigger_configure() == OK, rig.node.why
+        rig.until(driving.get_subscription_count, "the driver")
         rig.until(lambda: all(p.get_subscription_count() for p in rig.driver.pub.values()), "subscriptions")
         rig.quiet(3)
         assert rig.node.trigger_activate() == OK, rig.node.why
@@ -404,9 +480,10 @@ def test_a_dry_run_can_publish_nothing_that_moves_anything(ros, output):
         assert rig.node.trigger_deactivate() == OK
         rig.quiet(3)
         assert not rig.driver.answers and not gripped
-        for topic in (rig.wiring.output.name, rig.wiring.grip.name):
-            assert rig.driver.count_publishers(topic) == 0
+        for topic, count in ((rig.wiring.output.name, 1), (rig.wiring.grip.name, 0)):
+            assert rig.driver.count_publishers(topic) == count, "of the teleoperator alone"
     finally:
+        teleop.destroy_node()
         rig.close()
 
 
