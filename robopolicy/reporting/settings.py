@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -22,6 +22,11 @@ from robopolicy.runs.sweep_job import JOB, JobState, read_job
 Source = Literal["test", "validation"]
 _APART = re.compile(r"(seed|run_dir|threads|device|keep_checkpoints|incomplete|task|world\.gate|tracker)(\.|$)")
 _PATHS = ("base", "dataset", "memory", "model", "teacher")  # each seed or task may have its own
+_NO_RESULT = re.compile(  # keys that make no other training
+    r"(run_dir|threads|device|keep_checkpoints|incomplete|tracker|rank_timeout|loop\.log_every)(\.|$)"
+)
+_WORKERS = ("processes", "farm", "worker_timeout")  # keys of a task that change none of its episodes
+_ENDED = ("run", "finished")
 _MOST_RUNS = 2000
 
 
@@ -33,12 +38,14 @@ class SweepRun:
         values: {key: value} that tell its setting from others.
         config: of the run; {} where there is none yet.
         job: its state in the sweep; None for a run of its own.
+        task_values: {key: value} that tell its task from others of the same name.
     """
 
     run: Run
     config: Mapping[str, Any]
     job: JobState | None
     values: Mapping[str, str]
+    task_values: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
@@ -54,9 +61,14 @@ class SweepRun:
 
     @property
     def task(self) -> str:
-        """Return the name of the task, or "" without one."""
-        node = self.config.get("task") or {}
-        return str(node.get("name") or node.get("task") or node.get(TARGET) or "")
+        """Return the name of the task with the keys that tell it from others of this name; "" without one."""
+        return ", ".join([task_name(self.config), *(f"{key}={value}" for key, value in self.task_values.items())])
+
+    @property
+    def training(self) -> frozenset[tuple[str, str]] | None:
+        """Return what makes the training: all keys that change its result, the seed too; None without a config."""
+        keys = {key: str(value) for key, value in flatten(self.config).items() if not _NO_RESULT.match(key)}
+        return frozenset(keys.items()) or None
 
     @property
     def setting(self) -> str:
@@ -64,7 +76,7 @@ class SweepRun:
 
     def rows(self, source: Source) -> EpisodeTable | None:
         """Return the episodes of the newest checkpoint; None where there are none, or the run has not ended."""
-        if self.state not in ("run", "finished"):
+        if self.state not in _ENDED:
             return None
         if source == "test":
             own = [e for e in self.run.evaluations if e.name == self.name and e.rows.split == "test"]
@@ -76,6 +88,12 @@ class SweepRun:
             if (said := f"evaluations/{error}") not in self.run.missing:
                 self.run.missing.append(said)
             return None
+
+
+def task_name(config: Mapping[str, Any]) -> str:
+    """Return the name of a config's task, or "" without one."""
+    node = config.get("task") or {}
+    return str(node.get("name") or node.get("task") or node.get(TARGET) or "")
 
 
 def setting_name(values: Mapping[str, str]) -> str:
@@ -118,7 +136,35 @@ def read_members(runs: Sequence[Path]) -> list[SweepRun]:
     pairs = {(str(by_config[i]), str(by_job[i])) for i in known}
     alike = len(pairs) == len({a for a, _ in pairs}) == len({b for _, b in pairs})
     values = by_job if all(jobs) and alike else by_config
-    return [SweepRun(*parts) for parts in zip(read, configs, jobs, values, strict=True)]
+    return [SweepRun(*parts) for parts in zip(read, configs, jobs, values, _task_values(configs), strict=True)]
+
+
+def copies_of(members: Sequence[SweepRun]) -> dict[Path, SweepRun]:
+    """Return {folder of a run: the run that counts in its place}: a training counts once, however often it was copied.
+
+    Of the folders with the same config and seed, the first one counts that ended and has test episodes.
+    """
+    found: dict[frozenset[tuple[str, str]], list[SweepRun]] = defaultdict(list)
+    for member in members:
+        if member.training is not None:
+            found[member.training].append(member)
+    copies = {}
+    for same in found.values():
+        first = min(same, key=lambda m: (m.state not in _ENDED, m.rows("test") is None)) if len(same) > 1 else same[0]
+        copies |= {m.run.path: first for m in same if m is not first}
+    return copies
+
+
+def _task_values(configs: Sequence[Mapping[str, Any]]) -> list[dict[str, str]]:
+    """Return the keys of each config's task in which tasks of one name differ."""
+    nodes = [{k: v for k, v in (config.get("task") or {}).items() if k not in _WORKERS} for config in configs]
+    names = [task_name(config) for config in configs]
+    found: list[dict[str, str]] = [{} for _ in configs]
+    for name in dict.fromkeys(names):
+        own = [i for i, other in enumerate(names) if other == name]
+        for i, differing in zip(own, _differing([nodes[i] for i in own]), strict=True):
+            found[i] = differing
+    return found
 
 
 def grouped(members: Sequence[SweepRun]) -> dict[str, list[SweepRun]]:
@@ -131,7 +177,7 @@ def grouped(members: Sequence[SweepRun]) -> dict[str, list[SweepRun]]:
 
 def source_of(members: Sequence[SweepRun]) -> Source:
     """Return "test" where every run that ended has test episodes of its newest checkpoint, else "validation"."""
-    ended = [m for m in members if m.state in ("run", "finished")]
+    ended = [m for m in members if m.state in _ENDED]
     return "test" if ended and all(m.rows("test") is not None for m in ended) else "validation"
 
 

@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from pathlib import Path
 
 import numpy as np
 
@@ -20,7 +21,7 @@ from robopolicy.evaluation.aggregates import (
 from robopolicy.evaluation.episode_table import EpisodeTable
 from robopolicy.evaluation.statistics import Interval
 from robopolicy.evaluation.training_seeds import ENOUGH, verdict
-from robopolicy.reporting.settings import Source, SweepRun, grouped, outcomes, source_of
+from robopolicy.reporting.settings import Source, SweepRun, copies_of, grouped, outcomes, source_of
 
 _LEVEL = 0.95
 _MOST_SETTINGS = 20  # that are compared with the first
@@ -90,7 +91,7 @@ class SweepFigures:
     Args:
         source: test episodes of the newest checkpoints, or the last validation in training.
         level: of the intervals of comparisons, such that all hold together with 95% (Bonferroni).
-        left_out: {name of a run: why it does not count}.
+        left_out: {folder of a run: why it does not count}.
     """
 
     source: Source
@@ -98,7 +99,7 @@ class SweepFigures:
     settings: list[Setting]
     comparisons: list[SettingComparison] = field(default_factory=list)
     level: float = _LEVEL
-    left_out: dict[str, str] = field(default_factory=dict)
+    left_out: dict[Path, str] = field(default_factory=dict)
 
     @property
     def few(self) -> bool:
@@ -127,7 +128,7 @@ class SweepFigures:
             lines.append(f"  {setting.name:<{width}}  {100 * r.value:5.1f}%  ({100 * r.low:.1f}–{100 * r.high:.1f})  "
                          f"{setting.fewest} training seed{'s' * (setting.fewest != 1)}")  # fmt: skip
         lines += [f"  {sentence(c)}" for c in self.comparisons]
-        return "\n".join(lines + [f"  left out: {name}: {why}" for name, why in self.left_out.items()])
+        return "\n".join(lines + [f"  left out: {path.name}: {why}" for path, why in self.left_out.items()])
 
 
 def sentence(c: SettingComparison) -> str:
@@ -137,15 +138,17 @@ def sentence(c: SettingComparison) -> str:
 
 
 def summarize(members: Sequence[SweepRun]) -> SweepFigures:
-    """Compute the figures of runs that ended and were evaluated; the others are named in `left_out`."""
-    source, left_out, settings, all_tasks = source_of(members), dict[str, str](), [], dict[str, None]()
+    """Compute the figures of runs that ended and were evaluated; the others, and copies, are named in `left_out`."""
+    left_out = {path: _is_copy(path, twin) for path, twin in copies_of(members).items()}
+    members = [member for member in members if member.run.path not in left_out]
+    source, settings, all_tasks = source_of(members), list[Setting](), dict[str, None]()
     for name, runs in grouped(members).items():
         found: dict[str, list[tuple[SweepRun, EpisodeTable]]] = defaultdict(list)
         for member in runs:
             if (rows := member.rows(source)) is not None and len(rows):
                 found[member.task].append((member, rows))
             else:
-                left_out[member.name] = _why(member)
+                left_out[member.run.path] = _why(member)
         if found:
             settings.append(_setting(name, found))
             all_tasks |= dict.fromkeys(found)
@@ -171,6 +174,11 @@ def _comparison(a: Setting, b: Setting, level: float) -> SettingComparison:
     few = min(a.fewest, b.fewest)
     better = stratified_bootstrap([a.scores, b.scores], improvement) if few > 1 else None
     return SettingComparison(a.name, b.name, difference, better, same, few)
+
+
+def _is_copy(path: Path, twin: SweepRun) -> str:
+    name = twin.name if twin.name != path.name else str(twin.run.path)
+    return f"has the config and training seed of {name}: a training counts once"
 
 
 def _why(member: SweepRun) -> str:

@@ -12,7 +12,7 @@ import numpy as np
 from robopolicy.evaluation.statistics import Interval
 from robopolicy.reporting import plots
 from robopolicy.reporting.run_reader import Run
-from robopolicy.reporting.settings import SweepRun, grouped, read_members
+from robopolicy.reporting.settings import SweepRun, copies_of, grouped, read_members
 from robopolicy.reporting.sweep_figures import SweepFigures, sentence, summarize
 from robopolicy.reporting.templates import render
 from robopolicy.utils.atomic import write_atomically
@@ -35,11 +35,13 @@ def write_sweep_report(
     members = read_members(run_dirs)
     figures = summarize(members)
     groups = grouped(members)
+    copies = copies_of(members)
+    counted = {name: [m for m in runs if m.run.path not in copies] for name, runs in groups.items()}
     colours = {name: _COLOURS[i % len(_COLOURS)] for i, name in enumerate(groups)}
     text = render(
         "sweep.html", title=title or out.absolute().parent.name, figures=figures, sentence=sentence,
         meta=[f"{len(members)} runs", f"{len(groups)} settings", datetime.now(UTC).strftime("%-d %B %Y")],
-        rates=[(task, _rates(figures, task, colours)) for task in figures.tasks], curves=curves(groups, colours),
+        rates=[(task, _rates(figures, task, colours)) for task in figures.tasks], curves=curves(counted, colours),
         aggregates=_aggregates(figures, colours), differences=_differences(figures),
         rows=[(m, _last(m)) for runs in groups.values() for m in runs], command=command,
         missing=[(m.name, why) for m in members for why in m.run.missing if "damaged" in why],

@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
 
 from robopolicy.core.errors import DataError
 from robopolicy.evaluation.episode_table import EpisodeTable
-from robopolicy.reporting.settings import grouped, outcomes, read_members, runs_below, setting_name, source_of
+from robopolicy.reporting.settings import (
+    copies_of,
+    grouped,
+    outcomes,
+    read_members,
+    runs_below,
+    setting_name,
+    source_of,
+)
+from robopolicy.reporting.sweep_figures import summarize
+from robopolicy.reporting.sweep_page import write_sweep_report
 from robopolicy.runs.run_dir import CONFIG
 from robopolicy.runs.sweep_job import JobState
 from tests.evaluation.points import make_rows
@@ -42,6 +53,28 @@ def test_sweeps_of_other_settings_are_not_pooled(tmp_path: Path) -> None:
     found = grouped(read_members([*runs_below(tmp_path / "a"), *runs_below(tmp_path / "b")]))
     assert {name: len(runs) for name, runs in found.items()} == {"num_envs=1": 2, "num_envs=2": 2}
     assert list(grouped(read_members(runs_below(tmp_path / "a")))) == ["lr=1"]
+
+
+def test_a_copied_run_is_no_further_training_seed(tmp_path: Path) -> None:
+    for seed in ("0", "1"):
+        write_job(tmp_path, {"seed": seed}, {"seed": int(seed), "threads": 1, "task": {"task": "reach"}}, test=0.5)
+    shutil.copytree(tmp_path / "seed_0", tmp_path / "backup")
+    (tmp_path / "backup" / "episodes.csv").unlink()
+    members = read_members(runs_below(tmp_path))
+    assert {path.name: m.name for path, m in copies_of(members).items()} == {"backup": "seed_0"}
+    page, figures = write_sweep_report(runs_below(tmp_path), tmp_path / "report.html")
+    assert figures.source == "test" and figures.settings[0].seeds == {"reach": [0, 1]}
+    assert "left out: backup: has the config and training seed of seed_0: a training counts once" in figures.text()
+    assert "has the config and training seed of seed_0" in page.read_text()
+
+
+def test_tasks_of_one_name_with_other_keys_are_not_pooled_as_seeds(tmp_path: Path) -> None:
+    for horizon in (30, 40):
+        for seed in (0, 1):
+            task = {"task": "reach", "horizon": horizon, "processes": horizon}
+            write_job(tmp_path, {"seed": str(seed), "task.horizon": str(horizon)}, {"seed": seed, "task": task})
+    figures = summarize(read_members(runs_below(tmp_path)))
+    assert figures.settings[0].seeds == {"reach, horizon=30": [0, 1], "reach, horizon=40": [0, 1]}
 
 
 def test_settings_lie_in_the_order_of_their_numbers(tmp_path: Path) -> None:
