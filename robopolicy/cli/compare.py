@@ -14,6 +14,7 @@ from robopolicy.evaluation.forgetting import forgetting, frame, table
 from robopolicy.evaluation.policy_ref import PolicyRef, env_of
 from robopolicy.evaluation.saved import Split, evaluated_rows, filming, joined
 from robopolicy.evaluation.training_seeds import PooledComparison, check_lengths, compare_pooled
+from robopolicy.policies.find import policy_digest
 from robopolicy.policies.residual import ZERO_ACTION
 from robopolicy.reporting.run_reader import label
 from robopolicy.runs.checkpointer import load_policy
@@ -71,6 +72,7 @@ def compare(
     folders = [None if out is None else out / place.name for place in places]
     if len({folder or place.out for folder, place in zip(folders, places, strict=True)}) < len(b):
         raise ConfigError(f"b: expected policies of different runs, found {[str(path) for path in b]}")
+    _check_copies(b, places)
     found = [_compare_pair(reference, path, names=names, out=folder, **how) for reference, path, folder in
              zip(references, b, folders, strict=True)]  # fmt: skip
     pairs = [(c.a, c.b) for c, _, _ in found]
@@ -81,6 +83,18 @@ def compare(
     file = result.save((out or places[0].out) / f"{joined('training_seeds', mark)}.json")
     print(f"\n{result.text()}\nthe pooled comparison is in {file}")
     return result
+
+
+def _check_copies(b: tuple[Path, ...], places: list[PolicyRef]) -> None:
+    """Refuse a training seed that is named twice, as a run and its copy."""
+    found: dict[str, Path] = {}
+    for path, place in zip(b, places, strict=True):
+        twin = found.setdefault(policy_digest(place.policy), path)
+        if twin is not path:
+            raise ConfigError(
+                f"b: {twin} and {path} hold the same policy, expected one of each training seed. A copy is no further "
+                "seed: name it once."
+            )
 
 
 def _compare_pair(

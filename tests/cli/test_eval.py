@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 
 from robopolicy.cli import compare, eval
 from robopolicy.cli.main import main
-from robopolicy.core.errors import CheckpointError, ConfigError
+from robopolicy.core.errors import CheckpointError, ConfigError, DataError
 from robopolicy.evaluation import rollout, saved
 from robopolicy.evaluation.episode_table import EpisodeTable
 from robopolicy.evaluation.policy_ref import PolicyRef
@@ -146,6 +147,9 @@ def test_lists_are_training_seeds_and_are_pooled(
         compare.compare(a=runs[0], b=runs, episodes=3)
     with pytest.raises(ConfigError, match=r"^b: "):
         compare.compare(a=runs, b=(runs[1], runs[1]), episodes=3)
+    shutil.copytree(runs[1], tmp_path / "copy")
+    with pytest.raises(ConfigError, match=r"^b: .*refined and .*copy hold the same policy"):
+        compare.compare(a=(runs[0], runs[0]), b=(runs[1], tmp_path / "copy"), episodes=3)
 
 
 @pytest.mark.parametrize("names", [("x", "x"), ("", "x"), ("x", "")])
@@ -188,6 +192,10 @@ def test_rows_of_other_code_are_not_reused_silently(
     look("1+gb.dirty")
     assert "episodes.csv: reused; 1+gb.dirty has uncommitted changes" in look("1+gb.dirty")
     assert len(evaluated) == 3
+    (runs[0] / "episodes.csv").write_text("cut")
+    with pytest.raises(DataError, match=r"Evaluate again; remove .*episodes\.csv first"):
+        look("1+gb")
+    (runs[0] / "episodes.csv").unlink()
 
 
 def test_a_report_is_about_the_newest_checkpoint_on_test_episodes(tmp_path: Path) -> None:
