@@ -19,7 +19,7 @@ from robopolicy.core.trees import flatten
 from robopolicy.core.types import Metrics
 from robopolicy.datasets.episodes import held_out, succeeded, take
 from robopolicy.datasets.lerobot_reader import load_episodes
-from robopolicy.datasets.metadata import RecordingMeta, recorded
+from robopolicy.datasets.metadata import RecordingMeta, num_frames, recorded
 from robopolicy.evaluation.compare import compare
 from robopolicy.evaluation.off_policy_evaluation import GateResult
 from robopolicy.evaluation.policy_ref import PolicyRef, env_of
@@ -114,7 +114,8 @@ class Flow:
             if todo:
                 with open_run(data.parent, kept, begun=lambda _: recorded(data) == "whole"):
                     if recorded(data) != "whole":
-                        self.records[name].env_steps = call(verb, config).frames
+                        call(verb, config)
+                    self.records[name].env_steps = num_frames(data)
         return data, todo
 
     def _successes(self, data: Path) -> str:

@@ -97,8 +97,21 @@ def num_episodes(root: Path) -> int:
     Raises:
         DataError: the number is missing.
     """
+    return _total(root, "total_episodes")
+
+
+def num_frames(root: Path) -> int:
+    """Frames of a LeRobot dataset, by its `meta/info.json`.
+
+    Raises:
+        DataError: the number is missing.
+    """
+    return _total(root, "total_frames")
+
+
+def _total(root: Path, key: str) -> int:
     file = root / "meta" / "info.json"
-    count = read_json(file).get("total_episodes")
+    count = read_json(file).get(key)
     if not isinstance(count, int) or isinstance(count, bool) or count < 0:
-        raise DataError(f"{file}: total_episodes: expected a whole number, found {count!r}. Restore it from a copy.")
+        raise DataError(f"{file}: {key}: expected a whole number, found {count!r}. Restore it from a copy.")
     return count

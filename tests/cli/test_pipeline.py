@@ -86,6 +86,17 @@ def test_what_is_done_is_not_redone(
     assert after["online"]["env_steps"] == before["online"]["env_steps"]
 
 
+def test_env_steps_of_a_recording_count_where_its_note_was_lost(finished: Path, tmp_path: Path) -> None:
+    out = tmp_path / "killed"
+    shutil.copytree(finished, out, symlinks=True)
+    records = json.loads((out / "stages.json").read_text())
+    steps = records.pop("collect")["env_steps"]
+    (out / "stages.json").write_text(json.dumps(records))
+    words = [f"base={out / 'imitate'}", f"out={out}", "stages=[collect]", *MORE[:4]]
+    assert main(["pipeline", "task=reach", *words]) == 0
+    assert json.loads((out / "stages.json").read_text())["collect"]["env_steps"] == steps > 0
+
+
 def test_links_of_wandb_do_not_stop_it_and_others_do(
     data: Path, finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
