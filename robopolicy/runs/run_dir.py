@@ -167,8 +167,8 @@ def check_same(run_dir: Path, config: Mapping[str, Any]) -> None:
     that only one config names, with its default. A warning is logged where a schedule depends on the number of steps.
 
     Raises:
-        ConfigError: the differing keys, each with its old and its new value; datasets and policies whose contents
-            changed.
+        ConfigError: the differing keys, each with its old and its new value; datasets, policies and models whose
+            contents changed.
     """
     before = read_config(run_dir)
     if before is None:
@@ -181,8 +181,9 @@ def check_same(run_dir: Path, config: Mapping[str, Any]) -> None:
         a |= {k: b[k] for k in b.keys() - a.keys() if b[k] is not None and b[k] == default_of(config_of_b, k)}
     pairs = {k: (old.get(k), new.get(k)) for k in sorted({*old, *new})}
     differ = [
-        k for k, (a, b) in pairs.items() if a != b and not may_change(k, a, b) and not same_input(run_dir, k, a, b)
-    ]
+        k for k, (a, b) in pairs.items()
+        if a != b and not may_change(k, a, b) and not same_input(run_dir, k, a, b, config)
+    ]  # fmt: skip
     if differ:
         lines = [f"  - {k}: was {shown(old, k, config)}, now {shown(new, k, before)}" for k in differ]
         raise ConfigError(

@@ -1,0 +1,52 @@
+"""runs/inputs.py: a run notices that a world model that it began with has other weights now."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from robopolicy.core.errors import ConfigError
+from robopolicy.runs.inputs import changed_inputs, same_input, write_inputs
+from robopolicy.runs.run_dir import CONFIG, check_same, dump
+from robopolicy.utils.storage import write_manifest
+
+
+def save(run: Path, step: int, weights: str, *, folder: str = "model", marks: tuple[str, ...] = ("latest",)) -> None:
+    """Write a checkpoint of a model as a training does."""
+    model = run / "checkpoints" / f"step_{step:010d}" / folder
+    model.mkdir(parents=True)
+    (model / "model.safetensors").write_text(weights)
+    write_manifest(model)
+    for mark in marks:
+        (run / "checkpoints" / mark).write_text(model.parent.name)
+
+
+@pytest.mark.parametrize(("node", "folder"), [("world", "model"), ("synthetic", "trajectories")])
+def test_a_world_model_that_was_trained_on_is_another_input(tmp_path: Path, node: str, folder: str) -> None:
+    run, model = tmp_path / "run", tmp_path / "model"
+    save(model, 1, "a", folder=folder)
+    config = {"run_dir": str(run), node: {"model": str(model)}}
+    run.mkdir()
+    (run / CONFIG).write_text(dump(config))
+    write_inputs(run, config)
+    check_same(run, config)
+    shutil.copytree(model, tmp_path / "copy")
+    assert same_input(run, f"{node}.model", str(model), str(tmp_path / "copy"))
+    save(model, 2, "b", folder=folder)
+    with pytest.raises(ConfigError, match=rf"other contents of\n  - {node}.model="):
+        check_same(run, config)
+    assert not same_input(run, f"{node}.model", str(tmp_path / "copy"), str(model))
+
+
+def test_the_best_checkpoint_of_a_world_model_may_stay_while_it_is_trained_on(tmp_path: Path) -> None:
+    run, model = tmp_path / "run", tmp_path / "model"
+    save(model, 1, "a", marks=("latest", "best"))
+    config = {"world": {"model": str(model), "which": "best"}}
+    run.mkdir()
+    write_inputs(run, config)
+    save(model, 2, "b")
+    assert changed_inputs(run, config) == []
+    save(model, 3, "c", marks=("latest", "best"))
+    assert changed_inputs(run, config) == ["world.model"]
