@@ -120,7 +120,7 @@ class Flow:
 
     def _successes(self, data: Path) -> str:
         meta = RecordingMeta.load(data)
-        found = {} if meta is None else meta.provenance
+        found = meta.provenance if meta else {}
         return f"{found.get('successes')} of {found.get('attempted')} episodes succeeded"
 
     def offline(self, round: int = 1) -> Metrics | None:
@@ -156,7 +156,8 @@ class Flow:
         if not record.overrides:
             ref = PolicyRef.of(self.policy, "latest", self.out / "look")
             env = env_of(self.task, ref, min(self.num_envs or NUM_ENVS, look_episodes))
-            facts = look(self.policy, ref, env, look_episodes, self.dataset, self.common["device"])
+            run, device = self.out / "online", self.common["device"]
+            facts = look(self.policy, ref, env, look_episodes, self.dataset, device, run=run)
             record.overrides = tuple(o for choice in choose(facts, env_steps) for o in choice.overrides)
         elif env_steps is not None and (chosen := f"loop.total_steps={env_steps}") not in record.overrides:
             raise ConfigError(

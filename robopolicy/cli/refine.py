@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +17,14 @@ from rich.table import Table
 
 from robopolicy.cli.main import invoke
 from robopolicy.cli.quickstart import Stages
+from robopolicy.cli.verbs import find_verb
 from robopolicy.config import registry
-from robopolicy.config.compose import task_node
+from robopolicy.config.compose import compose, task_node
 from robopolicy.config.hydra_configs import config_folder
 from robopolicy.config.schema import TARGET, Count, Device, Natural, Node
+from robopolicy.core.errors import ConfigError
 from robopolicy.core.types import Feature, VecEnv
+from robopolicy.core.untrusted import checked, read_json
 from robopolicy.datasets.lerobot_reader import load_episodes
 from robopolicy.evaluation.compare import Comparison
 from robopolicy.evaluation.episode_table import EpisodeTable
@@ -31,11 +35,13 @@ from robopolicy.policies.state_reading import places
 from robopolicy.policies.state_vectors import joined, state_vectors
 from robopolicy.runs.checkpointer import load_policy
 from robopolicy.runs.inputs import there
-from robopolicy.runs.run_dir import read_config
+from robopolicy.runs.run_dir import check_same, has_checkpoint, read_config
 from robopolicy.training.refinement_rules import BaseFacts, Choice, check_budget, choose
+from robopolicy.utils.atomic import write_atomically
 from robopolicy.utils.threads import set_threads
 
 NUM_ENVS = 50  # of the look
+FACTS = "facts.json"  # of the look
 _PLAIN = re.compile(r"[\w./:+-]+")  # text that Hydra reads as it stands, unless it is a number or the like
 
 
@@ -70,7 +76,8 @@ def refine(
         The comparison of the refined policy with its base; None with `plan_only`.
 
     Raises:
-        ConfigError: the base succeeds too rarely, the budget is too small, or there is no task.
+        ConfigError: the base succeeds too rarely, the budget is too small, there is no task, or the refinement in `out`
+            began with other options.
     """
     check_budget(env_steps)
     set_threads(threads)
@@ -78,21 +85,23 @@ def refine(
     stages = Stages(console, total=2 if plan_only else 5)
     ref = PolicyRef.of(base, "latest", out / "look")
     node, dataset = task_of(task, ref), dataset or own_dataset(ref)
+    refined = out / "refined"
     facts = stages.run(
         "look", f"{look_episodes} validation episodes of {ref.name}, with and without sampling noise",
-        lambda: look(base, ref, env_of(task, ref, min(NUM_ENVS, look_episodes)), look_episodes, dataset, device),
+        lambda: look(base, ref, env_of(task, ref, min(NUM_ENVS, look_episodes)), look_episodes, dataset, device,
+                     run=refined),
     )  # fmt: skip
-    refined = out / "refined"
     choices = stages.run("choice", "settings by the rules of docs/refine.md", lambda: choose(facts, env_steps))
     given = {"base": base, "dataset": dataset, "run_dir": refined, "seed": seed, "device": device, "threads": threads}
     overrides = _show(console, choices, node, given)
     if plan_only:
         return None
     common: dict[str, Any] = {"task": node, "threads": threads, "device": device}
+    settings = {"run_dir": refined, "base": base, "dataset": dataset, "seed": seed, "tracker": tracker, **common}
+    _check_begun(refined, overrides, settings)
     stages.run(
         "refinement", "it learns from success alone, on top of the frozen policy",
-        lambda: invoke("train", *overrides, run_dir=refined, base=base, dataset=dataset, seed=seed, tracker=tracker,
-                       **common),
+        lambda: invoke("train", *overrides, **settings),
     )  # fmt: skip
     result: Comparison = stages.run(
         "comparison", f"both on the same {episodes} unseen episodes",
@@ -111,10 +120,44 @@ def own_dataset(ref: PolicyRef) -> Path | None:
     return there(config["dataset"]) if config.get("dataset") else None
 
 
+def _check_begun(run: Path, overrides: list[str], settings: dict[str, Any]) -> None:
+    """Refuse other options than a refinement began with, in the words of `refine`."""
+    if not has_checkpoint(run):
+        return
+    try:
+        check_same(run, compose(find_verb("train"), overrides, settings=settings))
+    except ConfigError as error:
+        raise ConfigError(
+            f"{error}\nOf `refine`: repeat its old base, task, dataset, seed and env_steps, or give a new out=. Keys "
+            "that you did not give follow from env_steps by the rules."
+        ) from None
+
+
 def look(
+    base: Path, ref: PolicyRef, env: VecEnv, episodes: int, dataset: Path | None, device: str, *, run: Path
+) -> BaseFacts:  # fmt: skip
+    """Run a base on validation episodes, with and without sampling noise, and return the facts that rules read.
+
+    A training that began keeps its facts: another look measures another speed, by which rules choose other settings.
+
+    Args:
+        run: that is trained by the rules.
+
+    Raises:
+        ConfigError: the file of kept facts is damaged.
+    """
+    file = ref.out / FACTS
+    if has_checkpoint(run) and file.is_file():
+        print(f"{run.name} began with the facts in {file}: no further look")
+        return checked(BaseFacts, read_json(file, error=ConfigError), str(file), error=ConfigError)
+    facts = _look(base, ref, env, episodes, dataset, device)
+    write_atomically(file, json.dumps(asdict(facts), indent=1) + "\n")
+    return facts
+
+
+def _look(
     base: Path, ref: PolicyRef, env: VecEnv, episodes: int, dataset: Path | None, device: str
 ) -> BaseFacts:  # fmt: skip
-    """Run a base on validation episodes, with and without sampling noise, and return the facts that rules read."""
     policy = load_policy(base, device=device, env=env.spec)
     rows = evaluated_rows(policy, env, ref, "sampled", episodes, "validation", deterministic=False)
     mode = evaluated_rows(policy, env, ref, "mode", episodes, "validation", deterministic=True)

@@ -63,6 +63,12 @@ def test_a_base_is_looked_at_refined_and_compared(
     written, run = compose(find_verb("train"), by_hand[2:]), read_config(out / "refined")
     unlike = {k for k in written if k not in ("tracker", "run_dir") and plain(written[k]) != plain((run or {}).get(k))}
     assert not unlike, {k: (written[k], (run or {}).get(k)) for k in unlike}
+    looked = (out / "look" / "episodes-sampled.csv").read_bytes()
+    assert main([*command, f"out={out}", "look_episodes=30", "seed=1"]) == 1
+    refused = capsys.readouterr()
+    assert "refined began with the facts in" in refused.out, "another speed would choose other settings"
+    assert "seed: was 0, now 1" in refused.err and "give a new out=" in refused.err
+    assert (out / "look" / "episodes-sampled.csv").read_bytes() == looked
     monkeypatch.setattr(cli, "invoke", lambda verb, *_, **__: SimpleNamespace(difference=Interval(-0.3, -0.4, -0.2)))
     assert main([*command, f"out={tmp_path / 'again'}"]) == 0
     again = capsys.readouterr().out
