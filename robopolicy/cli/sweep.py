@@ -91,6 +91,7 @@ def _run(verb: Verb, found: Sweep, folder: Path, config_dirs: Sequence[Path]) ->
     )  # fmt: skip
     folder.mkdir(parents=True, exist_ok=True)
     with claimed(folder, "run_dir"), _stopping(folder, found.option("hydra/launcher")):
+        _check_begun(job, jobs)
         if not (folder / PROVENANCE).exists():
             write_provenance(folder)
         try:
@@ -101,6 +102,26 @@ def _run(verb: Verb, found: Sweep, folder: Path, config_dirs: Sequence[Path]) ->
         except Exception as error:  # of a launcher or a sweeper
             failure = f"{type(error).__name__}: {error}"
     return _summary(folder, list(names.values()), failure)
+
+
+def _check_begun(job: SweepJob, jobs: Sequence[Values]) -> None:
+    """Refuse a sweep whose settings changed before any job begins: finished runs stay finished.
+
+    Raises:
+        ConfigError: names the first run that began with other settings, and the keys.
+    """
+    refused = {}
+    for values in jobs:
+        try:
+            job.check(values)
+        except ConfigError as error:
+            refused[job.names[ident(values)]] = error
+    if refused:
+        name, error = next(iter(refused.items()))
+        raise ConfigError(
+            f"{len(refused)} of {len(jobs)} runs in {job.folder} began with other settings, and nothing was started. "
+            f"The first is {name}: {error}"
+        )
 
 
 @contextlib.contextmanager

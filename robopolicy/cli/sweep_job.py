@@ -48,7 +48,7 @@ class SweepJob:
             RobopolicyError: the job failed, and a sweeper must know. Else its state says so, and other jobs go on.
         """
         from robopolicy.config import registry
-        from robopolicy.runs.sweep_job import JobState, is_finished, read_job, run_names
+        from robopolicy.runs.sweep_job import JobState, is_finished, read_job
 
         if _stop.asked or (self.folder / STOP).exists():
             return None
@@ -57,11 +57,10 @@ class SweepJob:
             _stop.listen()
         for module in self.modules:
             registry.allow(module)
-        name = self.names.get(ident(values)) or run_names([values])[0]
-        run_dir = self.folder / name
-        config = compose(
-            self.verb, self.found.overrides(values), settings={"run_dir": run_dir}, config_dirs=self.config_dirs
-        )
+        if self.found.optimises:  # its jobs are not known at the start
+            self.check(values)
+        run_dir = self._run_dir(values)
+        name, config = run_dir.name, self._config(values)
         if "group" in (tracker := config.get("tracker") or {}) and tracker["group"] is None:
             tracker["group"] = self.folder.resolve().name
         try:
@@ -83,6 +82,31 @@ class SweepJob:
         if job.state == "failed" and self.found.optimises:
             raise RobopolicyError(f"{name}: {job.error}")
         return job.success
+
+    def check(self, values: Values) -> None:
+        """Refuse other settings than the job's run began with; a damaged run fails later, alone.
+
+        Raises:
+            ConfigError: see check_same.
+        """
+        from robopolicy.runs.run_dir import check_same, has_checkpoint, read_config
+
+        run_dir = self._run_dir(values)
+        try:
+            begun = has_checkpoint(run_dir) and read_config(run_dir) is not None
+        except (RobopolicyError, OSError):
+            return
+        if begun:
+            check_same(run_dir, self._config(values))
+
+    def _run_dir(self, values: Values) -> Path:
+        from robopolicy.runs.sweep_job import run_names
+
+        return self.folder / (self.names.get(ident(values)) or run_names([values])[0])
+
+    def _config(self, values: Values) -> dict[str, Any]:
+        texts, settings = self.found.overrides(values), {"run_dir": self._run_dir(values)}
+        return compose(self.verb, texts, settings=settings, config_dirs=self.config_dirs)
 
     def _train(self, run_dir: Path, values: Values, config: dict[str, Any]) -> JobState:
         """Train and record the state of the job."""

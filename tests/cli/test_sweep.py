@@ -103,6 +103,23 @@ def test_what_is_finished_is_skipped_and_what_failed_runs_again(
     assert trainings.runs == ALL, "with more steps none is finished"
 
 
+def test_another_setting_is_refused_before_a_job_begins_and_finished_runs_stay_so(
+    trainings: Trainings, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*COMMAND, "run_dir=sweep"]) == 0
+    assert trainings.runs == ALL
+    for name in ALL[:2]:
+        Path("sweep", name, "checkpoints", "step_0000000001").mkdir(parents=True)
+    more = [text.replace("seed=0,1", "seed=range(0,3)") for text in COMMAND]
+    assert main([*more, "run_dir=sweep", "n_action_steps=3"]) == 1
+    said = capsys.readouterr().err
+    assert "2 of 6 runs in sweep began with other settings, and nothing was started" in said
+    assert f"The first is {ALL[0]}: " in said and "n_action_steps: was " in said
+    assert trainings.runs == [] and all(read_job(Path("sweep") / name).state == "finished" for name in ALL)
+    assert main([*more, "run_dir=sweep"]) == 0
+    assert trainings.runs == ["algo.lr_0.1-seed_2", "algo.lr_0.2-seed_2"]
+
+
 def test_an_interrupted_sweep_goes_on(trainings: Trainings, capsys: pytest.CaptureFixture[str]) -> None:
     trainings.errors = {ALL[1]: KeyboardInterrupt()}
     assert main([*COMMAND, "run_dir=sweep"]) == 130
