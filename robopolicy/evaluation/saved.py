@@ -26,7 +26,10 @@ def evaluated_rows(
     file = ref.out / f"{joined('episodes', called)}.csv"
     seeds = episode_seeds(split, 0, episodes)
     if file.is_file():
-        rows = EpisodeTable.load(file)
+        try:
+            rows = EpisodeTable.load(file)
+        except DataError as error:
+            raise DataError(f"{error}; remove {file} first") from None
         wanted = {"policy": {ref.ident}, "digest": {env.spec.digest}, "deterministic": {deterministic}}
         if rows.seeds == seeds.tolist() and all(set(rows.frame[k]) == v for k, v in wanted.items()):
             found = set(rows.frame["version"])

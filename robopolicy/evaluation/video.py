@@ -26,7 +26,7 @@ from robopolicy.evaluation.rollout import Running, evaluate
 from robopolicy.policies.base import Policy
 from robopolicy.utils.atomic import write_atomically
 
-INDEX = "index.json"  # beside the films: [{"file", "kind", "seed", "outcome", ...}], in the order to show them
+INDEX = "index.json"  # beside the films: [{"file", "kind", "seed", "outcome", "policy", …}], in the order to show them
 _log = logging.getLogger(__name__)
 
 
@@ -93,7 +93,7 @@ def film_pairs(
             file = f"{n:02d}-{outcomes[0]}-{outcomes[1]}-{seed}.mp4"
             side_by_side(single[0][seed], single[1][seed], out / file)
             entries.append({"file": file, "kind": "pair", "label": " | ".join(names), "seed": seed,
-                            "outcome": " | ".join(outcomes)})  # fmt: skip
+                            "outcome": " | ".join(outcomes), "policy": _played_by(b[1])})  # fmt: skip
     _write_index(out, entries)
     return [out / entry["file"] for entry in entries]
 
@@ -118,7 +118,7 @@ def _film(
     entries: dict[int, dict[str, Any]] = {
         s: {"file": f"{n:02d}-{'success' if good[s] else 'failure'}-{s}.mp4", "kind": "single", "label": label,
             "seed": s, "outcome": "success" if good[s] else "failure", "ended_by": str(record.loc[s, "ended_by"]),
-            "length": int(record.loc[s, "length"])}
+            "length": int(record.loc[s, "length"]), "policy": _played_by(rows)}
         for n, s in enumerate(seeds)
     }  # fmt: skip
     with ExitStack() as stack:
@@ -149,6 +149,11 @@ def _film(
             writers[seed].discard()
             del entries[seed]
     return list(entries.values())
+
+
+def _played_by(rows: EpisodeTable) -> str:
+    """Return the checkpoint id of the rows' policy, by which a report finds films of an older checkpoint."""
+    return ", ".join(dict.fromkeys(rows.frame["policy"]))
 
 
 def _write_index(folder: Path, entries: list[dict[str, Any]]) -> None:

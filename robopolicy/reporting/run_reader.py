@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import re
 import sys
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -136,7 +137,7 @@ def read_run(path: Path | str) -> Run:
     missing += broken
     if not evaluations:
         missing.append("episodes*.csv or episodes*.parquet (evaluated episodes)")
-    videos = _videos(path / "videos")
+    videos = _videos(path)
     if not videos:
         missing.append("videos/ (filmed episodes)")
     config = _text(path / "config.yaml") if (path / "config.yaml").is_file() else ""
@@ -178,9 +179,9 @@ def _metrics(path: Path) -> tuple[list[dict[str, Any]], int]:
     return rows, torn
 
 
-def _older(path: Path, rows: EpisodeTable) -> str:
-    """Return the checkpoint of a run that rows were played by, where it has a newer one now; else ""."""
-    played = {_PLAYED.fullmatch(str(policy)) for policy in set(rows.frame["policy"])}
+def _older(path: Path, policies: Iterable[object]) -> str:
+    """Return the checkpoint of a run that is among `policies`, where it has a newer one now; else ""."""
+    played = {_PLAYED.fullmatch(str(policy)) for policy in policies}
     steps = {match[2] for match in played if match is not None and match[1] == path.resolve().name}
     newest = max((p.name for p in checkpoints_in(path / "checkpoints")), default="")
     return min(steps) if steps and min(steps) < newest[: len(min(steps))] else ""
@@ -198,22 +199,24 @@ def _evaluations(path: Path) -> tuple[list[Evaluation], list[str]]:
         if len(rows):
             name = file.stem.removeprefix("episodes").strip("-_ ")
             aside = any(p in ("best", "deterministic") or p.startswith("step_") for p in name.split("-"))
-            if not aside and (older := _older(path, rows)):
+            if not aside and (older := _older(path, set(rows.frame["policy"]))):
                 name, aside = f"{name or path.resolve().name}, {older}", True
                 broken.append(f"{file.name}: of {older}, and there is a newer checkpoint. Evaluate again")
             found.append(Evaluation(name or path.resolve().name, rows, aside))
     return found, broken
 
 
-def _videos(folder: Path) -> list[Video]:
-    found = []
+def _videos(path: Path) -> list[Video]:
+    """Return the films of a run; those of an older checkpoint than its newest say so."""
+    found, folder = list[Video](), path / "videos"
     for file in sorted(folder.rglob("*.mp4")) if folder.is_dir() else []:
         if any(part.startswith(".") for part in file.relative_to(folder).parts):
             continue
         entry = _index(file.parent).get(file.name, {})
         label = entry.get("label") or (file.parent.name if file.parent != folder else "")
+        label = ", ".join(filter(None, (str(label), _older(path, [entry.get("policy", "")]))))
         seed = entry["seed"] if isinstance(entry.get("seed"), int) else None
-        found.append(Video(file, str(entry.get("kind", "single")), str(label), str(entry.get("outcome", "")), seed))
+        found.append(Video(file, str(entry.get("kind", "single")), label, str(entry.get("outcome", "")), seed))
     return found
 
 

@@ -34,6 +34,7 @@ def test_films_are_the_episodes_on_record(tmp_path):
     index = json.loads((tmp_path / INDEX).read_text())
     assert [p.name for p in paths] == [e["file"] for e in index]
     assert [e["outcome"] for e in index] == ["failure"] * 3 + ["success"]
+    assert {e["policy"] for e in index} == set(rows.frame["policy"])
     lengths = dict(zip(rows.seeds, rows.frame["length"], strict=True))
     for path, entry in zip(paths, index, strict=True):
         frames = list(read_mp4(path))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 
@@ -9,6 +10,8 @@ import pytest
 
 from robopolicy.core.errors import DataError
 from robopolicy.evaluation.episode_table import EpisodeTable
+from robopolicy.evaluation.video import INDEX
+from robopolicy.reporting.run_reader import read_run
 from robopolicy.reporting.settings import (
     copies_of,
     grouped,
@@ -108,6 +111,17 @@ def test_episodes_of_an_older_checkpoint_do_not_count(tmp_path: Path) -> None:
     (run / "checkpoints" / "step_0000000200").mkdir()
     (member,) = read_members([run])
     assert member.rows("test") is None and "episodes.csv: of step_0000000100" in " ".join(member.run.missing)
+
+
+def test_films_of_an_older_checkpoint_say_so(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "refined", {"seed": 0})
+    (run / "videos" / "pairs").mkdir(parents=True)
+    (run / "videos" / "pairs" / "a.mp4").touch()
+    entry = {"file": "a.mp4", "label": "base | refined", "policy": "refined/step_0000000100@ab12"}
+    (run / "videos" / "pairs" / INDEX).write_text(json.dumps([entry]))
+    for step, label in ((100, "base | refined"), (200, "base | refined, step_0000000100")):
+        (run / "checkpoints" / f"step_{step:010d}").mkdir(parents=True)
+        assert [video.label for video in read_run(run).videos] == [label]
 
 
 def test_damaged_rows_cost_one_run_alone(tmp_path: Path) -> None:
