@@ -120,7 +120,7 @@ def _check_begun(job: SweepJob, jobs: Sequence[Values]) -> None:
         name, error = next(iter(refused.items()))
         raise ConfigError(
             f"{len(refused)} of {len(jobs)} runs in {job.folder} began with other settings, and nothing was started. "
-            f"The first is {name}: {error}"
+            f"The first is {name}: {error}\nTo train these runs again, remove their folders."
         )
 
 

@@ -100,10 +100,10 @@ def open_run(
             check_same(run_dir, config)
         else:
             _forget(run_dir)
-        write_inputs(run_dir, config)
         if not (run_dir / PROVENANCE).exists():
             write_provenance(run_dir)
         write_atomically(run_dir / CONFIG, dump(config))
+        write_inputs(run_dir, config)  # last: without a config beside them they would stay for another start
         yield
 
 

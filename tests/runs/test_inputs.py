@@ -9,7 +9,7 @@ import pytest
 
 from robopolicy.core.errors import ConfigError
 from robopolicy.runs.inputs import changed_inputs, same_input, write_inputs
-from robopolicy.runs.run_dir import CONFIG, check_same, dump
+from robopolicy.runs.run_dir import CONFIG, check_same, dump, open_run
 from robopolicy.utils.storage import write_manifest
 
 
@@ -50,3 +50,22 @@ def test_the_best_checkpoint_of_a_world_model_may_stay_while_it_is_trained_on(tm
     assert changed_inputs(run, config) == []
     save(model, 3, "c", marks=("latest", "best"))
     assert changed_inputs(run, config) == ["world.model"]
+
+
+def test_a_start_that_was_killed_leaves_no_contents_for_the_next_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, model = tmp_path / "run", tmp_path / "model"
+    save(model, 1, "a")
+    config = {"run_dir": str(run), "world": {"model": str(model)}}
+
+    def killed(folder: Path) -> None:
+        raise SystemExit
+
+    with monkeypatch.context() as patch:
+        patch.setattr("robopolicy.runs.run_dir.write_provenance", killed)
+        with pytest.raises(SystemExit):
+            open_run(run, config).__enter__()
+    save(model, 2, "b")
+    with open_run(run, config):
+        assert changed_inputs(run, config) == [], "it begins with the contents of now"
