@@ -110,17 +110,17 @@ def _check_begun(job: SweepJob, jobs: Sequence[Values]) -> None:
     Raises:
         ConfigError: names the first run that began with other settings, and the keys.
     """
-    refused = {}
+    refused: dict[str, ConfigError] = {}
     for values in jobs:
         try:
             job.check(values)
         except ConfigError as error:
             refused[job.names[ident(values)]] = error
     if refused:
-        name, error = next(iter(refused.items()))
+        name, why = next(iter(refused.items()))
         raise ConfigError(
             f"{len(refused)} of {len(jobs)} runs in {job.folder} began with other settings, and nothing was started. "
-            f"The first is {name}: {error}\nTo train these runs again, remove their folders."
+            f"The first is {name}: {why}\nTo train these runs again, remove their folders."
         )
 
 

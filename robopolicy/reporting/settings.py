@@ -148,7 +148,7 @@ def copies_of(members: Sequence[SweepRun]) -> dict[Path, SweepRun]:
     for member in members:
         if member.training is not None:
             found[member.training].append(member)
-    copies = {}
+    copies: dict[Path, SweepRun] = {}
     for same in found.values():
         first = min(same, key=lambda m: (m.state not in _ENDED, m.rows("test") is None)) if len(same) > 1 else same[0]
         copies |= {m.run.path: first for m in same if m is not first}
