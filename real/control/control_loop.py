@@ -39,7 +39,7 @@ class ControlLoop:
             is there when the step begins.
         history, age: see ObservationHistory. Plans count from when their pictures were taken, in whole control steps.
         grace: s by which a control step may wait for its plan, at most 0.4 control steps; the arm goes on, then holds.
-        forecaster: shows the planner the state in which its plan begins, where none comes too; None: the measured one.
+        forecaster: shows the planner the state in which its plan begins, even where none comes; None: the measured one.
         operator: may take over. The policy goes on planning then, for the journal alone; its plans from before a
             hand-over are dropped.
 
@@ -121,7 +121,7 @@ class ControlLoop:
             reason = self.plans.collect(now)  # the next request must not wait for another control step
             if not self.plans.waiting and readable is not None:
                 reason = self._ask(now, due, due - self.early) or reason
-        if state is None and (self.forecaster is not None or len(self.buffer) > self.plans.lead):  # no plan to be made
+        if state is None and (self.forecaster is not None or len(self.buffer) > self.plans.lead):  # else it waits
             basis = self.observation_history.older(at, due, self.period)
         if at >= due - 1e-6 and basis is not None:
             step, before = self.step, self.decoder.commanded

@@ -46,7 +46,7 @@ def listen(node: Node, wiring: Wiring, seconds: float) -> tuple[Heard, list[Chec
     checks.append(Check("driver", not why, "; ".join(why) or "listens to commands", "start its controller"))
     executor.remove_node(node)
     executor.shutdown(timeout_sec=1.0)
-    return heard, [*(c for c in checks if c is not None), *publisher_findings(heard.speakers, graph, wiring)]
+    return heard, [*(c for c in checks if c is not None), *publisher_findings(heard.publishers, graph, wiring)]
 
 
 def _subscribe(node: Node, wiring: Wiring, heard: Heard) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 from sensor_msgs.msg import JointState
 
 from robopolicy.doctor.checks import Check
-from robopolicy.real.ros2.arm_publishers import Speakers
+from robopolicy.real.ros2.arm_publishers import StatePublishers
 from robopolicy.real.ros2.channels import LineDelay
 from robopolicy.real.ros2.joint_states import ARM, stamp_of
 from robopolicy.real.ros2.messages import StateReader
@@ -42,7 +42,7 @@ class Heard:
     empty: int = 0
     description: str | None = None
     fingers: int = 0  # messages with the gripper's joints
-    speakers: Speakers = field(default_factory=Speakers)
+    publishers: StatePublishers = field(default_factory=StatePublishers)
 
     def take(
         self, reader: StateReader, message: JointState, at: float, *, gid: bytes | None = b"",
@@ -55,7 +55,7 @@ class Heard:
             roles: of its topic, by the wiring: joints of another role are left out.
         """
         if gid is not None:
-            self.speakers.heard.add(gid)
+            self.publishers.heard.add(gid)
         if not message.name:
             self.empty += 1
         ours = {*reader.wiring.joints, *reader.wiring.gripper}
@@ -63,7 +63,7 @@ class Heard:
             self.foreign.update(n for n in message.name[:MOST] if n not in ours)
         arm, gripper = ARM in roles and reader.has_arm(message), GRIPPER in roles and reader.has_gripper(message)
         for role in [ARM] * arm + [GRIPPER] * gripper:  # also of a message that is refused
-            self.speakers.take(role, gid, at)
+            self.publishers.take(role, gid, at)
         try:
             if gripper:
                 reader.read_gripper(message)
@@ -105,7 +105,7 @@ def findings(heard: Heard, wiring: Wiring) -> Iterator[Check]:
 def _gripper(heard: Heard, wiring: Wiring) -> Check:
     """Judge whether the gripper speaks, and where it does so apart, whether too often."""
     said, topic = f"{heard.fingers} messages of {list(wiring.gripper)}", wiring.topics[GRIPPER]
-    rate = None if topic is None else heard.speakers.rate(GRIPPER, SHORTEST)
+    rate = None if topic is None else heard.publishers.rate(GRIPPER, SHORTEST)
     if topic is None or rate is None or rate <= FAST * topic.rate_hz:
         fix = "compare `gripper` and topics.gripper_states of the wiring with its driver"
         return Check("gripper", heard.fingers > 0, said, fix)

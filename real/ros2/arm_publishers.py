@@ -23,7 +23,7 @@ def role_names(wiring: Wiring) -> tuple[str, ...]:
 
 
 @dataclass
-class Spell:
+class MessageSpan:
     """Messages of the joints of one role, by one publisher."""
 
     first: float  # s of receipt
@@ -32,32 +32,32 @@ class Spell:
 
 
 @dataclass
-class Speakers:
+class StatePublishers:
     """Publishers of states, by their messages."""
 
-    spells: dict[str, dict[bytes | None, Spell]] = field(default_factory=dict)  # by role, and publisher
+    spans: dict[str, dict[bytes | None, MessageSpan]] = field(default_factory=dict)  # by role, and publisher
     heard: set[bytes] = field(default_factory=set)  # also those that speak of other joints
 
     def take(self, role: str, gid: bytes | None, at: float) -> None:
         """Note a message of the joints of a role by publisher `gid`, None: unknown, received at `at` s."""
-        spell = self.spells.setdefault(role, {}).setdefault(gid, Spell(at, at))
-        spell.last, spell.count = at, spell.count + 1
+        span = self.spans.setdefault(role, {}).setdefault(gid, MessageSpan(at, at))
+        span.last, span.count = at, span.count + 1
 
     def together(self, role: str) -> list[bytes | None]:
         """Return the publishers that spoke of the joints of a role while another did; one that was replaced did not."""
-        spells = self.spells.get(role, {})
+        spans = self.spans.get(role, {})
         return [
-            gid for gid, mine in spells.items()
-            if any(mine.first <= their.last and their.first <= mine.last for k, their in spells.items() if k != gid)
+            gid for gid, mine in spans.items()
+            if any(mine.first <= their.last and their.first <= mine.last for k, their in spans.items() if k != gid)
         ]  # fmt: skip
 
     def rate(self, role: str, shortest: float) -> float | None:
         """Return the messages a second of a role, by all publishers; None below `shortest` s of them."""
-        spells = self.spells.get(role, {}).values()
-        if not spells:
+        spans = self.spans.get(role, {}).values()
+        if not spans:
             return None
-        lasted = max(s.last for s in spells) - min(s.first for s in spells)
-        return (sum(s.count for s in spells) - 1) / lasted if lasted >= shortest else None
+        lasted = max(s.last for s in spans) - min(s.first for s in spans)
+        return (sum(s.count for s in spans) - 1) / lasted if lasted >= shortest else None
 
 
 @dataclass
@@ -80,10 +80,10 @@ class Graph:
             self.sources.setdefault(role, set()).update(self.still[role])
 
 
-def publisher_findings(speakers: Speakers, graph: Graph, wiring: Wiring) -> Iterator[Check]:
+def publisher_findings(publishers: StatePublishers, graph: Graph, wiring: Wiring) -> Iterator[Check]:
     """Yield a finding on the publishers of each role: those of its states, then those of commands."""
     for role in role_names(wiring):
-        yield from _of_states(role, speakers, graph, wiring)
+        yield from _of_states(role, publishers, graph, wiring)
     for role, sources in graph.sources.items():
         shared = command_topics(wiring)[role].shared_with
         said = [f"{source}{'' if source in graph.still[role] else ', and has ended since'}" for source in sources]
@@ -94,11 +94,11 @@ def publisher_findings(speakers: Speakers, graph: Graph, wiring: Wiring) -> Iter
         )  # fmt: skip
 
 
-def _of_states(role: str, speakers: Speakers, graph: Graph, wiring: Wiring) -> Iterator[Check]:
+def _of_states(role: str, publishers: StatePublishers, graph: Graph, wiring: Wiring) -> Iterator[Check]:
     """Find out whether one publisher alone speaks of the joints of a role; others may speak of other joints there."""
-    name, spells, present = wiring.topic(role).name, speakers.spells.get(role, {}), graph.present.get(role, set())
+    name, spans, present = wiring.topic(role).name, publishers.spans.get(role, {}), graph.present.get(role, set())
     whose = "the arm's joints" if role == ARM else "the gripper's joints"
-    if None in spells:  # an rclpy that does not say who sent a message: the node cannot tell either
+    if None in spans:  # an rclpy that does not say who sent a message: the node cannot tell either
         said = [f"{_named(gid, graph)}" for gid in present]
         yield Check(
             f"publishers of {role}", len(said) <= 1,
@@ -107,11 +107,11 @@ def _of_states(role: str, speakers: Speakers, graph: Graph, wiring: Wiring) -> I
             f"{FORGETS} s",
         )  # fmt: skip
         return
-    if not spells:
+    if not spans:
         return  # that there are no states is said elsewhere
-    together = speakers.together(role)
-    silent = sorted(present - speakers.heard)
-    said = [f"{_named(gid, graph)} ({spells[gid].count} messages)" for gid in together or [*spells][-1:]]
+    together = publishers.together(role)
+    silent = sorted(present - publishers.heard)
+    said = [f"{_named(gid, graph)} ({spans[gid].count} messages)" for gid in together or [*spans][-1:]]
     said += [f"{_named(gid, graph)} (none yet)" for gid in silent]
     yield Check(
         f"publishers of {role}", len(said) == 1,

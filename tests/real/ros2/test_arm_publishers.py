@@ -61,7 +61,10 @@ class Cell:
             made = messages.joint_state(tuple(joints), round((1000 + t) * 1e9), values, np.zeros(len(joints)))
             self.heard.take(reader, made, 1000.001 + t, gid=gid if tells else None, roles=roles)
         self.heard.description = ""
-        every = [*findings(self.heard, self.wiring), *publisher_findings(self.heard.speakers, self.graph, self.wiring)]
+        every = [
+            *findings(self.heard, self.wiring),
+            *publisher_findings(self.heard.publishers, self.graph, self.wiring),
+        ]
         self.said = {check.name: check.detail for check in every}
         return {c.name: c.detail for c in every if not c.ok and c.name not in ("description", "lead")}
 
@@ -180,8 +183,8 @@ def test_a_few_messages_of_a_gripper_make_no_rate():
     heard = Heard()
     for k in range(3):
         heard.take(StateReader(FR3, FR3.profile()), JointState(name=list(FR3.gripper), position=[0.02, 0.02]), k * 1e-3)
-    assert heard.speakers.rate(GRIPPER, 0.4) is None and heard.speakers.rate(GRIPPER, 0.001) == pytest.approx(1000)
-    assert heard.speakers.rate("joint_states", 0.4) is None
+    assert heard.publishers.rate(GRIPPER, 0.4) is None and heard.publishers.rate(GRIPPER, 0.001) == pytest.approx(1000)
+    assert heard.publishers.rate("joint_states", 0.4) is None
 
 
 def test_nodes_that_can_command_are_listed_also_those_that_have_ended():

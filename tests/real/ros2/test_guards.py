@@ -15,7 +15,7 @@ from robopolicy.real.ros2 import images as images_module
 from robopolicy.real.ros2 import messages
 from robopolicy.real.ros2 import remote_arm as remote_arm_module
 from robopolicy.real.ros2.ages import Ages
-from robopolicy.real.ros2.arm_publishers import Speakers
+from robopolicy.real.ros2.arm_publishers import StatePublishers
 from robopolicy.real.ros2.cdr import TrajectoryBytes
 from robopolicy.real.ros2.clock import ArmClock, Stamps
 from robopolicy.real.ros2.command_history import CommandHistory
@@ -37,7 +37,7 @@ from robopolicy.real.ros2.trajectory_stream import TrajectoryStream
 from robopolicy.real.safety import Mode, SafetyChain
 from tests.real.control import test_joints
 from tests.real.guards import FAILS, Guard, case_of, kill, with_patch
-from tests.real.ros2 import test_arm_publishers as speakers
+from tests.real.ros2 import test_arm_publishers as publishers
 from tests.real.ros2 import test_cdr as cdr
 from tests.real.ros2 import test_clock as clocks
 from tests.real.ros2 import test_command_sources as sources
@@ -262,11 +262,11 @@ GUARDS = [
           sources.test_a_node_that_comes_while_the_arm_runs_is_told_once_the_graph_has_settled, (*FAILS, ValueError)),
     Guard("a graph that settles", OtherSources, "newcomers", "now - self._since >= SETTLES", "True",
           sources.test_a_node_that_comes_while_the_arm_runs_is_told_once_the_graph_has_settled),
-    Guard("two publishers of the same joints", Speakers, "together",
-          "any(mine.first <= their.last and their.first <= mine.last for k, their in spells.items() if k != gid)",
-          "False", speakers.test_a_second_publisher_of_the_arm_is_named_and_what_to_stop),
+    Guard("two publishers of the same joints", StatePublishers, "together",
+          "any(mine.first <= their.last and their.first <= mine.last for k, their in spans.items() if k != gid)",
+          "False", publishers.test_a_second_publisher_of_the_arm_is_named_and_what_to_stop),
     Guard("states too fast", findings_module, "_times", "rate > FAST * topic.rate_hz", "False",
-          speakers.test_too_many_messages_of_one_publisher_are_said_with_the_bound),
+          publishers.test_too_many_messages_of_one_publisher_are_said_with_the_bound),
     # -- what the arm plays
     Guard("foreign commands", CommandHistory, "heard", 'return "foreign"', 'return ""',
           streams.test_an_arm_that_plays_what_nobody_sent_is_a_fault),
