@@ -15,7 +15,7 @@ import json
 import sys
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
@@ -41,6 +41,7 @@ from robopolicy.utils.threads import set_threads
 from scripts.experiment_plan import BASES as PLANNED
 from scripts.experiment_plan import Base
 from scripts.experiments import robopolicy, train_base
+from scripts.kept_lines import keep_line, kept_lines
 
 ROOT, ID = Path(__file__).resolve().parents[1], "gate_quality"
 BASES = {task: PLANNED[task] for task in ("pick", "stack", "push", "drawer", "reach")}
@@ -92,7 +93,8 @@ def judge(out: Path, base: Base, seed: int, level: float) -> list[Judged]:
     """Return the decision about every candidate of one base, beside its true gain."""
     start, here = out / "bases" / f"{base.name}-{seed}", out / ID / f"{base.name}-{seed}"
     paths = candidates(out, base, seed)
-    found = kept(file := here / "judged.jsonl", {"level": level, "commit": commit()})
+    file = here / "judged.jsonl"
+    found = [Judged(**line) for line in kept_lines(file, {"level": level, "commit": commit()})]
     if len(found) == len(paths):
         return found
     env = build({"_target_": "native", "task": base.task}, "task", num_envs=100, seed=0)
@@ -111,20 +113,9 @@ def judge(out: Path, base: Base, seed: int, level: float) -> list[Judged]:
         true = evaluate(policy, env, seeds, policy_id=path.name).success_rate().value - before
         name = f"{base.name}-{seed}/{path.parents[1].name}/{path.name}"
         found.append(Judged(name, result.accepted, result.gain, result.low, true))
-        print(line := json.dumps(found[-1]._asdict()), flush=True)
-        with file.open("a") as out_file:
-            out_file.write(f"{line}\n")
+        keep_line(file, found[-1]._asdict())
+        print(json.dumps(found[-1]._asdict()), flush=True)
     return found
-
-
-def kept(file: Path, head: dict[str, Any]) -> list[Judged]:
-    """Return the decisions that a file holds, which is begun where there is none; raise SystemExit if not of `head`."""
-    if not file.is_file():
-        file.write_text(json.dumps(head) + "\n")
-    first, *lines = map(json.loads, file.read_text().splitlines())
-    if first != head:
-        raise SystemExit(f"{file}: holds decisions of {first}, now {head}; remove it, or choose another --out")
-    return [Judged(**line) for line in lines]
 
 
 def rows_of(setting: str, judged: list[Judged], level: float) -> list[Evidence]:

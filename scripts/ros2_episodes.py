@@ -32,6 +32,7 @@ from robopolicy.real.deploy.deployment import prepare
 from robopolicy.real.deploy.simulated_arm import Episode
 from robopolicy.reporting.result_rows import Evidence, measured, write
 from robopolicy.utils.provenance import commit
+from scripts.kept_lines import keep_line, kept_lines
 
 LATENCY_MS, LOST = 50, 0.05
 KINDS = ("base", "refined", "limited", "delayed")
@@ -71,24 +72,14 @@ def play(args: argparse.Namespace, setting: str, safety: dict[str, float]) -> di
 
 
 def read(file: Path, head: dict[str, Any]) -> dict[int, dict[str, Any]]:
-    """Episodes on disk, if they are of this very setting; else the file is begun."""
-    if file.is_file():
-        lines = [json.loads(line) for line in file.read_text().splitlines()]
-        if not lines or lines[0] != head:
-            raise SystemExit(
-                f"{file}: holds episodes of another setting ({lines[:1]}, now {head}); choose another --out"
-            )
-        return {line["seed"]: line for line in lines[1:]}
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(json.dumps(head) + "\n")
-    return {}
+    """Return the episodes on disk by seed; they are of this very setting, see kept_lines."""
+    return {line["seed"]: line for line in kept_lines(file, head)}
 
 
 def keep(file: Path, episode: Episode, **more: Any) -> dict[str, Any]:
     """Append an episode, with further values, to a file of them."""
     line = {**episode._asdict(), "reasons": dict(episode.reasons), **more}
-    with file.open("a") as out:
-        out.write(json.dumps(line) + "\n")
+    keep_line(file, line)
     return line
 
 
