@@ -8,7 +8,9 @@ from dataclasses import fields, is_dataclass
 from typing import Any, Protocol, runtime_checkable
 
 from robopolicy.core.errors import ConfigError, closest
+from robopolicy.core.types import EnvSpec
 from robopolicy.sim.env import SimEnv
+from robopolicy.sim.experts.slow import SlowExpert
 from robopolicy.sim.experts.waypoints import Expert
 from robopolicy.sim.physics import WarpOptions
 from robopolicy.sim.randomization import Randomization
@@ -71,14 +73,19 @@ make_native.forwards_to = _forwards_to  # type: ignore[attr-defined]
 class HasExpert(Protocol):
     """An env whose task comes with a scripted expert."""
 
+    spec: EnvSpec
+
     def make_expert(self, *, expert_noise: float = 0.0) -> Any: ...
 
 
-def make_expert(env: HasExpert, *, expert_noise: float = 0.0) -> Any:
+def make_expert(env: HasExpert, *, expert_noise: float = 0.0, speed: float = 1.0) -> Any:
     """Return the scripted expert of `env`'s task.
 
+    Args:
+        speed: the most motion of a step, as a share of the action's limits; the gripper's is not changed.
+
     Raises:
-        ConfigError: the task has none.
+        ConfigError: the task has none; see SlowExpert.
     """
     if not isinstance(env, HasExpert):
         name = env.spec.id
@@ -86,4 +93,5 @@ def make_expert(env: HasExpert, *, expert_noise: float = 0.0) -> Any:
             f"{name}: has no scripted expert, so no demonstrations can be recorded of it. Train on some of your own: "
             "dataset=<folder>, or register an expert of your own: expert._target_=<its name> --allow <your module>."
         )
-    return env.make_expert(expert_noise=expert_noise)
+    expert = env.make_expert(expert_noise=expert_noise)
+    return expert if speed == 1.0 else SlowExpert(expert, env.spec.action, speed)

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from robopolicy.core.types import RENDERED, Obs, VecEnv, check_finite, newest
+from robopolicy.core.types import Obs, VecEnv, check_finite, newest
 from robopolicy.envs.wrappers import ChunkQueue, request_images
 from robopolicy.policies.base import Policy
 
@@ -64,7 +64,7 @@ class RolloutCollector:
             self._plan, env.num_envs, action_dim=self.spec.action.dim, n_action_steps=self.spec.n_action_steps,
             noise_shape=explorer.noise_shape, device=env.device,
         )  # fmt: skip
-        self.reads_images = any(key.startswith(RENDERED) for key in self.reads.observation)
+        self.reads_images = self.reads.reads_pictures
         self.records: list[Record] = []  # of the rollout under way
         self.age = torch.zeros(env.num_envs, dtype=torch.int64, device=env.device)  # [N] steps of the episode so far
         self.obs: Obs = {}

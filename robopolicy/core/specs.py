@@ -14,7 +14,7 @@ import pydantic
 
 from robopolicy.core.errors import CheckpointError, ConfigError, SpecError, closest
 from robopolicy.core.trees import flatten
-from robopolicy.core.types import IMAGES, STATE, ActionSpec, EnvSpec, Feature
+from robopolicy.core.types import IMAGES, RENDERED, STATE, ActionSpec, EnvSpec, Feature
 from robopolicy.core.untrusted import AXES, Strict, checked, parse_json
 
 SPEC_VERSION = 1
@@ -49,6 +49,11 @@ class PolicySpec:
             )
         if self.n_obs_steps < 1:
             raise SpecError(f"n_obs_steps (To) must be at least 1, found {self.n_obs_steps}")
+
+    @property
+    def reads_pictures(self) -> bool:
+        """Whether `act` reads pictures or point clouds."""
+        return any(key.startswith(RENDERED) for key in self.observation)
 
     def to_json(self) -> str:
         return json.dumps(asdict(self), indent=2)

@@ -121,7 +121,7 @@ def _facts(spec: EnvSpec, expert: Demonstrator, run_seed: int, only_success: boo
         "run_seed": run_seed,
         "only_success": only_success,
     }
-    return facts | ({"expert_noise": expert.expert_noise} if hasattr(expert, "expert_noise") else {})
+    return facts | {key: getattr(expert, key) for key in ("expert_noise", "speed") if hasattr(expert, key)}
 
 
 def _too_few(env_id: str, count: Counter[str], episodes: int, out: str | Path) -> str:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from robopolicy.core.protocols import lost_episodes
 from robopolicy.core.rng import keyed_normal
-from robopolicy.core.types import BASE_ACTION, RENDERED, Feature, Obs, Selective, Stateful, Step, VecEnv, close, newest
+from robopolicy.core.types import BASE_ACTION, Feature, Obs, Selective, Stateful, Step, VecEnv, close, newest
 from robopolicy.policies.base import Policy
 
 _FEWEST_ROWS = 16  # of a matrix product whose rows do not depend on their number, on CPUs with AVX-512
@@ -242,7 +242,7 @@ class ChunkExecutor(ChunkQueue):
             noise_shape=policy.noise_shape, stream=policy.depth, device=device,
         )  # fmt: skip
         self.policy, self.deterministic = policy, deterministic
-        self.reads_images = any(key.startswith(RENDERED) for key in spec.observation)
+        self.reads_images = spec.reads_pictures
 
     @property
     def needs_images(self) -> Tensor:

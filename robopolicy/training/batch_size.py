@@ -14,7 +14,6 @@ from torch import Tensor
 from robopolicy.config.instantiate import value_of
 from robopolicy.config.schema import TARGET
 from robopolicy.core.errors import ConfigError
-from robopolicy.core.types import RENDERED
 from robopolicy.datasets.batches import Batches
 from robopolicy.datasets.episodes import Episodes, take
 from robopolicy.policies.base import Policy
@@ -70,7 +69,7 @@ def chosen_batch_size(wanted: int | None, policy: Policy, episodes: Episodes, de
     Raises:
         ConfigError: `wanted`, or else 8 windows, take more than the free memory.
     """
-    if not reads_pictures(policy):
+    if not policy.spec.reads_pictures:
         return wanted or USUAL
     window = 2 * _kept_bytes(policy, _sample(policy, episodes, device)) / _MEASURED
     free, share = _free_bytes(device, [episodes.obs[key] for key in policy.spec.observation]), _share(device)
@@ -86,11 +85,6 @@ def chosen_batch_size(wanted: int | None, policy: Policy, episodes: Episodes, de
             f"windows of {window / 2**20:.0f} MiB. {mend} smaller pictures or fewer cameras."
         )
     return wanted
-
-
-def reads_pictures(policy: Policy) -> bool:
-    """Return whether a policy reads pictures or point clouds."""
-    return any(key.startswith(RENDERED) for key in policy.spec.observation)
 
 
 def _share(device: torch.device) -> float:
@@ -176,6 +170,6 @@ class Estimate:
 def advice(policy: Policy, device: torch.device) -> str:
     """Return what makes a training of `policy` on `device` shorter."""
     means = ["Fewer loop.steps", "a smaller loop.batch_size"]
-    means += ["smaller pictures"] if reads_pictures(policy) else []
+    means += ["smaller pictures"] if policy.spec.reads_pictures else []
     means += ["a GPU (device=cuda)"] if device.type == "cpu" else []
     return f"{', '.join(means[:-1])} or {means[-1]} help."

@@ -15,7 +15,7 @@ from robopolicy.buffers.replay_buffer import BatchSampler, Replay
 from robopolicy.config.schema import Count, Fraction, Natural, Positive
 from robopolicy.core.errors import ConfigError
 from robopolicy.core.protocols import Checkpoints, LogsMetrics, OffPolicy, lost_episodes
-from robopolicy.core.types import RENDERED, Metrics, Obs, Step, VecEnv
+from robopolicy.core.types import Metrics, Obs, Step, VecEnv
 from robopolicy.datasets.episodes import Episodes
 from robopolicy.envs.wrappers import ChunkQueue, request_images
 from robopolicy.runs.log_window import interval
@@ -139,9 +139,8 @@ class OffPolicyCollector:
         self.queue = ChunkQueue(
             self._plan, env.num_envs, action_dim=spec.action.dim, n_action_steps=spec.n_action_steps, device=env.device
         )
-        reads_images = any(key.startswith(RENDERED) for key in spec.observation)
         # [N] replay buffers store the images of every frame, or of none.
-        self.every_image = torch.full((env.num_envs,), reads_images, device=env.device)
+        self.every_image = torch.full((env.num_envs,), spec.reads_pictures, device=env.device)
         self.obs: Obs = {}  # [N To ...] to act on next
         self.features: Obs = {}  # [N ...] replay features of `obs`
         self.age = torch.zeros(env.num_envs, dtype=torch.int64, device=env.device)  # [N] steps of the episode so far

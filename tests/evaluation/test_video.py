@@ -7,6 +7,7 @@ import pytest
 
 from robopolicy.core.errors import DataError, SpecError
 from robopolicy.core.rng import episode_seeds
+from robopolicy.core.specs import PolicySpec
 from robopolicy.evaluation.mp4 import read_mp4
 from robopolicy.evaluation.rollout import evaluate
 from robopolicy.evaluation.video import INDEX, choose, film, film_pairs
@@ -52,15 +53,16 @@ def test_an_episode_that_runs_otherwise_is_an_error(tmp_path):
         film(PointPolicy(), FilmedPoint(3), rows, tmp_path, seeds=[1])
 
 
-@pytest.mark.parametrize("deterministic", [True, False])
-def test_films_that_do_not_match_the_record_are_left_out(tmp_path, caplog, deterministic):
-    """With `strict=False`, and for an env whose episodes are not the same to the last bit."""
+@pytest.mark.parametrize("cause", ["strict=False", "env", "pictures"])
+def test_films_that_do_not_match_the_record_are_left_out(tmp_path, caplog, monkeypatch, cause):
+    """With `strict=False`, and where episodes are not the same to the last bit: by the env, or by pictures."""
+    monkeypatch.setattr(PolicySpec, "reads_pictures", property(lambda spec: cause == "pictures"))
     rows = evaluate(PointPolicy(noise=0.075), PointEnv(9), SEEDS)
     (tmp_path / "00-old.mp4").write_bytes(b"")
     other = PointPolicy(noise=0.07)
     env = FilmedPoint(3)
-    env.spec = replace(env.spec, deterministic=deterministic)
-    paths = film(other, env, rows, tmp_path, seeds=rows.seeds[:8], strict=not deterministic, **SIZE)
+    env.spec = replace(env.spec, deterministic=cause != "env")
+    paths = film(other, env, rows, tmp_path, seeds=rows.seeds[:8], strict=cause != "strict=False", **SIZE)
     again = evaluate(other, PointEnv(9), SEEDS)
     columns = ["success_once", "length", "ended_by"]
     same = (rows.frame[columns] == again.frame[columns]).all(axis=1)[:8]
