@@ -1,12 +1,12 @@
 """One policy chosen offline from recorded episodes as real robots give them, beside the policy that recorded them.
 
-    python scripts/near_real_offline.py [--recipes delayed cautious] [--seeds 0 1 2] [--record]
+    python scripts/near_real_offline.py [--recipes delayed cautious] [--seeds 0 1 2] [--model] [--record]
 
 Recipes are in scripts/near_real_offline.yaml. From 300 recorded episodes, failures too, and without an env step:
 
   imitation   behaviour cloning of demonstrations and of the episodes that succeeded
   offline     algo=offline on the base
-  model       a world model of the episodes, and algo=dppo in it; where the model is refused, there is no row
+  model       with --model: a world model of the episodes, and algo=dppo in it; no row where the model is refused
   chosen      of imitation and offline the one that `robopolicy gate` accepts with the larger gain on the quarter of the
               episodes that is held out; else the base
 
@@ -81,8 +81,8 @@ RECIPES = TypeAdapter(dict[str, Recipe]).validate_python(OmegaConf.to_container(
 class Study:
     """The stages of one recipe and training seed, in `folder`."""
 
-    def __init__(self, folder: Path, recipe: Recipe, seed: int) -> None:
-        self.folder, self.recipe, self.seed = folder, recipe, seed
+    def __init__(self, folder: Path, recipe: Recipe, seed: int, *, model: bool) -> None:
+        self.folder, self.recipe, self.seed, self.model = folder, recipe, seed, model
         self.demos, self.base = folder / "demos", folder / "base"
         count = max(1, len(recipe.players))
         self.rollouts = [folder / f"rollouts_{n}" for n in range(count)]
@@ -96,7 +96,8 @@ class Study:
             each = ROLLOUTS // len(self.rollouts)
             self.record(out, each, "only_success=false", *self.recipe.recorded, *words, seed=self.seed + 1_000)
         self.learn()
-        found = {name: self.evaluate(name) for name in ("base", *JUDGED, "model") if (self.folder / name).is_dir()}
+        names = ("base", *JUDGED, *(["model"] if self.model else []))
+        found = {name: self.evaluate(name) for name in names if (self.folder / name / "checkpoints").is_dir()}
         chosen, gates = self.choose()
         if not self.recipe.players:
             data, pairs = found["base"].success_rate(), compare(found["base"], found[chosen])
@@ -106,13 +107,16 @@ class Study:
         return Outcome(data, found, chosen, unpaired_difference(data, found[chosen].success_rate()), gates)
 
     def learn(self) -> None:
-        """Train imitation, offline, and in a world model, from the same episodes."""
+        """Train imitation, offline, and where asked for in a world model, from the same episodes."""
         own = (f"dataset={self.demos}", *self.learned_from, f"loop.held_out={HELD_OUT}")
         self.train("imitation", "algo=bc", "loop.steps=3000", *own)
         self.train("offline", "algo=offline", f"base={self.base}", *own)
+        if not self.model:
+            return
         more = [f"loop.data.more_{n}={path}" for n, path in enumerate((*self.rollouts[1:], self.demos))]
         try:
-            self.train("world", "algo=world_model", f"dataset={self.rollouts[0]}", *more, "loop.success.precision=0.9")
+            self.train("world", "algo=world_model", "loop.steps=4000", "loop.success.precision=0.9",
+                       f"dataset={self.rollouts[0]}", *more)  # fmt: skip
             dream = ("world=imagined", f"world.model={self.folder / 'world'}")
             self.train("model", *self.recipe.deployed, "algo=dppo", f"base={self.base}", *dream)
         except subprocess.CalledProcessError:  # the log says why
@@ -171,6 +175,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, default=Path("runs/experiments"), help="run directories go here")
     parser.add_argument("--recipes", nargs="+", choices=RECIPES, default=list(RECIPES))
     parser.add_argument("--seeds", type=int, nargs="+", default=list(SEEDS), help="training seeds")
+    parser.add_argument("--model", action="store_true", help="with the policy of a world model")
     parser.add_argument("--record", action="store_true", help="write into docs/results")
     options = parser.parse_args(arguments)
     if options.record and max(options.seeds) >= TRIALS:
@@ -178,15 +183,12 @@ def main(arguments: list[str] | None = None) -> int:
     found = list[Evidence]()
     for seed in options.seeds:
         for name in options.recipes:
-            rows = list(
-                rows_of(name, seed, Study(options.out.resolve() / ID / f"{name}-{seed}", RECIPES[name], seed).run())
-            )
-            found += rows
+            folder = options.out.resolve() / ID / f"{name}-{seed}"
+            rows = list(rows_of(name, seed, Study(folder, RECIPES[name], seed, model=options.model).run()))
             for row in rows:
-                print(
-                    json.dumps({k: getattr(row, k) for k in ("setting", "metric", "value", "seeds", "notes")}),
-                    flush=True,
-                )
+                shown = {k: getattr(row, k) for k in ("setting", "metric", "value", "seeds", "notes")}
+                print(json.dumps(shown, ensure_ascii=False), flush=True)
+            found += rows
     rates = [row for row in found if row.metric == "success_rate"]
     by_setting = {s: [row for row in rates if row.setting == s] for s in dict.fromkeys(row.setting for row in rates)}
     found += [pooled(rows) for rows in by_setting.values() if {row.seeds for row in rows} == set(SEEDS)]

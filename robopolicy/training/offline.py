@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 from robopolicy.buffers.recorded_rollouts import with_successes
 from robopolicy.config.schema import Count, Fraction, Natural
+from robopolicy.core.errors import DataError
 from robopolicy.core.protocols import Checkpoints, LogsMetrics
 from robopolicy.core.rng import seed_generators, step_seed
 from robopolicy.core.types import Algorithm, Metrics
 from robopolicy.core.untrusted import refusing
 from robopolicy.datasets.batches import Batches
-from robopolicy.datasets.episodes import Episodes
+from robopolicy.datasets.episodes import Episodes, succeeded, take
 from robopolicy.policies.base import Policy
 from robopolicy.runs.log_window import LogWindow, interval
 from robopolicy.training.batch_size import USUAL, Estimate, advice
 from robopolicy.training.contract import check_algorithm
+
+_log = logging.getLogger(__name__)
 
 
 def offline(
@@ -33,6 +37,7 @@ def offline(
     save_every: Natural = 2_000,
     evaluate: Callable[[Policy, int], Metrics] | None = None,
     evaluate_every: Natural = 0,
+    only_success: bool | None = None,
     rollouts: dict[str, Path] | None = None,
     held_out: Fraction = 0.0,
 ) -> Metrics:
@@ -49,6 +54,8 @@ def offline(
         batch_size: windows of an update; None: 256; `train` chooses it before, see with_batch_size.
         log_every: updates between log entries; None: a twentieth of `steps`, at most 100.
         save_every: updates between checkpoints. evaluate_every: updates between evaluations; 0: none.
+        only_success: True: episodes that failed are not learned from. None: they are, with a warning where others
+            succeeded. False: they are.
         rollouts: datasets of a policy's own episodes, {name: path}; those that succeeded are learned from too.
         held_out: share of the rollouts' episodes that is not learned from, for `robopolicy gate`; 0: none.
 
@@ -56,11 +63,12 @@ def offline(
         Means over the last log interval, `steps`, and `wall_s`, seconds in this process.
 
     Raises:
-        SpecError, DataError: see with_successes.
+        SpecError, DataError: see with_successes and chosen_episodes.
     """
     check_algorithm(algo, Algorithm, "offline")
     began = time.perf_counter()
     policy, device = algo.policy, next(algo.policy.parameters()).device
+    episodes = chosen_episodes(episodes, only_success)
     if rollouts:
         episodes = with_successes(episodes, rollouts, policy, held_out)
     batches = Batches(
@@ -92,3 +100,22 @@ def offline(
                 state = {"step": step, "algo": algo.state_dict(), "best": best, **window.state_dict()}
                 checkpointer.save(step, policy=algo.policy, state=state, best=better)
     return {**window.means, "steps": step, "wall_s": time.perf_counter() - began}
+
+
+def chosen_episodes(episodes: Episodes, only_success: bool | None) -> Episodes:
+    """Return what is imitated of a dataset, see `offline`.
+
+    Raises:
+        DataError: successes alone are asked for, and the dataset has none or does not say which episodes succeeded.
+    """
+    good, count = succeeded(episodes), episodes.num_episodes
+    wins = int(good.sum())
+    if only_success and not wins:
+        found = f"none of its {count} episodes succeeded" if episodes.outcomes else "it does not say who succeeded"
+        raise DataError(f"dataset, loop.only_success=true: {found}, so nothing is left to imitate. Leave it out.")
+    if only_success is None and 0 < wins < count:
+        _log.warning(
+            "dataset: %d of %d episodes failed, and are imitated too. loop.only_success=true leaves them out.",
+            count - wins, count,
+        )  # fmt: skip
+    return take(episodes, good) if only_success else episodes
