@@ -119,9 +119,10 @@ def judge(out: Path, base: Base, seed: int, level: float) -> list[Judged]:
 
 
 def rows_of(setting: str, judged: list[Judged], level: float) -> list[Evidence]:
-    """Return the rates of false and of true acceptance."""
+    """Return the rates of false and of true acceptance, and the share of accepted candidates that are not better."""
     wrong = [j.accepted for j in judged if j.true <= 0.0]
     large = [j.accepted for j in judged if j.true >= LARGE]
+    not_better = [j.true <= 0.0 for j in judged if j.accepted]
     about = f"{len(judged)} candidates, level {level:g}, {sum(j.accepted for j in judged)} accepted"
     return [
         measured(id=ID, setting=setting, metric=metric, interval=wilson(sum(found), len(found)), notes=(
@@ -129,6 +130,7 @@ def rows_of(setting: str, judged: list[Judged], level: float) -> list[Evidence]:
         for metric, found, which in (
             ("false_acceptance", wrong, "candidates that are not better than their base"),
             ("true_acceptance", large, f"candidates that gain at least {100 * LARGE:g} points"),
+            ("accepted_not_better", not_better, "accepted candidates"),
         ) if found
     ]  # fmt: skip
 
