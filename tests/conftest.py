@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import gc
 import os
 import socket
 import subprocess
@@ -13,6 +14,8 @@ from pathlib import Path
 
 import pytest
 import torch
+
+gc.disable()  # until everything is collected: imports make much that stays, and nothing to throw away
 
 # Small tensors: threads cost more than they bring, and tests may run side by side.
 torch.set_num_threads(1)
@@ -28,6 +31,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     Then the longest tests, so that no worker is left alone with them.
     """
     items.sort(key=lambda item: (not item.nodeid.endswith(COMPILES), item.path.name not in LONGEST))
+
+
+def pytest_collection_finish() -> None:
+    """Leave out of garbage collection what stays until the end: a look through all of it takes most of a second."""
+    gc.freeze()
+    gc.enable()
 
 
 class WarmProcess:
