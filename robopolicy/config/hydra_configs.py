@@ -24,14 +24,26 @@ def config_folder() -> Path:
 
 def group_files(config_dirs: Sequence[Path] = ()) -> dict[str, dict[str, Path]]:
     """Return {group: {option: its file}}, of the package's folder and the user's."""
-    found: dict[str, dict[str, Path]] = {}
-    for root in (config_folder(), *config_dirs):
+    found = {group: dict(files) for group, files in _shipped().items()}
+    for root in config_dirs:
         if not root.is_dir():
             raise UsageError(f"--config-dir {root}: no such folder")
-        for file in sorted(root.glob("*/*.yaml")):
-            if file.parent.name not in NO_GROUPS:
-                found.setdefault(file.parent.name, {})[file.stem] = file
+        _add_groups(found, root)
     return found
+
+
+@functools.cache
+def _shipped() -> dict[str, dict[str, Path]]:
+    """Groups of the package's folder, which stays as it is while a process lives."""
+    found: dict[str, dict[str, Path]] = {}
+    _add_groups(found, config_folder())
+    return found
+
+
+def _add_groups(found: dict[str, dict[str, Path]], root: Path) -> None:
+    for file in sorted(root.glob("*/*.yaml")):
+        if file.parent.name not in NO_GROUPS:
+            found.setdefault(file.parent.name, {})[file.stem] = file
 
 
 def hydra_config(verb: str, overrides: Sequence[str], config_dirs: Sequence[Path] = ()) -> dict[str, Any]:
@@ -48,7 +60,8 @@ def hydra_config(verb: str, overrides: Sequence[str], config_dirs: Sequence[Path
     groups, values = read_overrides(overrides, group_files(config_dirs))
     folders = tuple(f"file://{Path(d).resolve()}" for d in config_dirs)
     try:
-        config = copy.deepcopy(_compose(verb, tuple(groups), folders)[0])
+        config = _compose(verb, tuple(groups), folders)[0]
+        config = copy.deepcopy(config) if values else config  # the copy takes longer than the rest
         for text in values:
             _set_value(config, text)
         return cast(dict[str, Any], OmegaConf.to_container(config, resolve=True))
