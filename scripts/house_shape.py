@@ -88,14 +88,20 @@ def sources(root: Path = ROOT) -> dict[str, Path]:
     return found
 
 
+@functools.cache
+def tree(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
+
+
+@functools.cache
 def imports() -> dict[str, set[str]]:
     """{module: modules that it imports}, at the top or in functions; not for types alone."""
     modules, found = sources(), {}
     for module, path in modules.items():
-        tree, names = ast.parse(path.read_text()), set()
-        typing = {id(n) for i in ast.walk(tree) if isinstance(i, ast.If) and ast.unparse(i.test) == "TYPE_CHECKING"
+        whole, names = tree(path), set()
+        typing = {id(n) for i in ast.walk(whole) if isinstance(i, ast.If) and ast.unparse(i.test) == "TYPE_CHECKING"
                   for n in ast.walk(i)}  # fmt: skip
-        for node in ast.walk(tree):
+        for node in ast.walk(whole):
             if id(node) in typing:
                 continue
             if isinstance(node, ast.Import):
@@ -152,7 +158,7 @@ def long_modules() -> Iterator[str]:
 
 def long_functions() -> Iterator[str]:
     for path in sources().values():
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in ast.walk(tree(path)):
             if isinstance(node, ast.FunctionDef) and (count := (node.end_lineno or 0) - node.lineno + 1) > FUNCTION:
                 yield f"{path.relative_to(ROOT)}: {node.name}: {count}"
 
@@ -161,7 +167,7 @@ def doubled_names() -> Iterator[str]:
     """Classes that share a name."""
     where = defaultdict(list)
     for path in sources().values():
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in ast.walk(tree(path)):
             if isinstance(node, ast.ClassDef):
                 where[node.name].append(str(path.relative_to(ROOT)))
     yield from (f"{name}: {', '.join(paths)}" for name, paths in where.items() if len(paths) > 1)

@@ -170,7 +170,14 @@ def likely(keys: Sequence[str], own: list[Context]) -> list[Context]:
 
 
 def holds(context: Context, key: str) -> bool:
-    return any(k == key or k.startswith(f"{key}.") for k in flat(context))
+    return key in nodes(context)
+
+
+@functools.cache
+def nodes(context: Context) -> frozenset[str]:
+    """Keys of a composed command, and what holds them."""
+    parts = [key.split(".") for key in flat(context)]
+    return frozenset(".".join(names[:n]) for names in parts for n in range(1, len(names) + 1))
 
 
 def joined(context: Context, words: Sequence[str]) -> Context:
