@@ -51,7 +51,7 @@ class Gripper:
         before, goal = self.commanded, self.wanted
         self._moved, self.measured = now, measured
         if mode is Mode.FAULT and self.topic.after_fault == "open":
-            goal = self.topic.high
+            goal = self.wanted = self.topic.high  # a reset must not close them again
         elif mode >= Mode.HOLD:
             goal = math.nan
         if math.isfinite(goal):

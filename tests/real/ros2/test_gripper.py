@@ -86,6 +86,16 @@ def test_it_lets_go_in_a_fault_where_it_is_told_to():
     assert opened[-1] == 0.08 and np.diff(opened).max() <= 0.1 * DT + 1e-12
 
 
+def test_fingers_that_a_fault_has_opened_stay_open_after_the_reset():
+    """They may have held a hand; a loop that restarts wants the opening that it measures."""
+    rig = Rig(after_fault="open")
+    rig.run(0.2, 0.0)
+    assert rig.run(0.2, 0.0, Mode.FAULT)[-1] == 0.08
+    rig.gripper.begin()
+    assert set(rig.run(0.3, rig.measured)) == {0.08}
+    assert rig.run(DT, 0.02) == [0.02], "until the policy wants something else"
+
+
 def test_a_grasp_outlives_a_reset_unless_the_fingers_were_moved():
     """A loop that restarts wants the opening that it measures: of a held object that would let it fall."""
     rig = Rig()
