@@ -88,36 +88,58 @@ class OtherSources:
         self._looked: tuple[int, ...] = ()  # ends of the graph, of which the answer is known
         self._new: tuple[int, ...] = ()  # others, which are not settled yet
         self._since = 0.0  # s, when `_new` were seen first
+        self._nameless: list[str] = []  # problems with those of them whose nodes have no names yet
 
     def problems(self) -> list[str]:
         """List other nodes that can command, one sentence for each topic. It takes some ms."""
-        self._looked, self._new = self._count(), ()
-        found = {role: other_sources(self.node, topic, connected=True) for role, topic in self.topics.items()}
-        return [
-            f"publishers: {role}: expected no node but this one to command, found "
-            f"{', and '.join(sorted(map(str, sources)))}. {remedy(role)}"
-            for role, sources in found.items() if sources
-        ]  # fmt: skip
+        self._settle(self._count())
+        return _sentences(self._sources())
 
     def newcomers(self, now: float) -> list[str]:
         """As `problems` where the graph has changed since; called again and again, at `now` s of a steady clock.
 
-        It is looked at once it has settled, as the graph knows an end before the name of its node.
+        The graph knows an end before the name of its node. So it is looked at at once, while there are ends without a
+        name, and once it has settled. An end that has gone by then, still without a name, may have commanded.
         """
-        ends = self._count()
+        ends, nameless = self._count(), self._nameless
         if ends == self._looked:
-            self._new = ()
-        elif ends != self._new:
+            self._settle(ends)
+            return nameless
+        if changed := ends != self._new:
             self._new, self._since = ends, now
-        return self.problems() if self._new and now - self._since >= SETTLES else []
+        settled = now - self._since >= SETTLES
+        if not (changed or nameless or settled):
+            return []
+        found = self._sources()
+        if settled or any(not s.node.endswith(NAMELESS) for sources in found.values() for s in sources):
+            self._settle(ends)
+            return _sentences(found)
+        self._nameless = _sentences(found)
+        return []
+
+    def _settle(self, ends: tuple[int, ...]) -> None:
+        """Take the answer for `ends` of the graph for known."""
+        self._looked, self._new, self._nameless = ends, (), []
+
+    def _sources(self) -> dict[str, set[Commander]]:
+        return {role: other_sources(self.node, topic, connected=True) for role, topic in self.topics.items()}
 
     def _count(self) -> tuple[int, ...]:
         """Return the number of publishers and clients by each name. It takes some µs."""
         node, found = self.node, []
         for topic in self.topics.values():
             for name, goals, _ in _ways(topic):
-                found.append(node.count_clients(f"{name}/_action/send_goal") if goals else node.count_publishers(name))
+                at = node.resolve_topic_name(name)  # counts know no remapping
+                found.append(node.count_clients(f"{at}/_action/send_goal") if goals else node.count_publishers(at))
         return tuple(found)
+
+
+def _sentences(found: dict[str, set[Commander]]) -> list[str]:
+    return [
+        f"publishers: {role}: expected no node but this one to command, found "
+        f"{', and '.join(sorted(map(str, sources)))}. {remedy(role)}"
+        for role, sources in found.items() if sources
+    ]  # fmt: skip
 
 
 def remedy(role: str) -> str:
