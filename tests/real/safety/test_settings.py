@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from robopolicy.real.safety import SafetyError, load_profile
-from robopolicy.real.safety.settings import Settings, settings_of, slowed, tightened
+from robopolicy.real.safety.settings import Plane, Settings, settings_of, slowed, tightened
 from tests.real.safety.test_chain import Rig
 
 SEVEN = (0.5, 0.4, 0.3, 0.5, 0.5, 0.5, 0.2)
@@ -50,6 +50,16 @@ def test_as_many_joint_speeds_as_joints():
 def test_a_faster_joint_is_a_looser_limit(old, new, looser):
     found = Settings(joint_speed=old).loosened_by(Settings(joint_speed=new))
     assert found == ["joint_speed"] * looser
+
+
+def test_no_tracking_error_of_its_own_is_looser_where_no_scene_says_how_far():
+    """`null` is 0.2 rad then; with a scene it is what `scene_distance` allows."""
+    cell, table = {"tracking_error": 0.05}, Plane((0.0, 0.0, 1.0), 0.0)
+    with pytest.raises(SafetyError, match=r"tracking_error: None is looser than 0\.05"):
+        tightened(cell, {"tracking_error": None})
+    assert Settings(**cell).loosened_by(Settings(tracking_error=None)) == ["tracking_error"]
+    assert Settings(**cell).loosened_by(Settings(tracking_error=None, planes=(table,))) == []
+    assert Settings().loosened_by(Settings(tracking_error=None)) == [], "the same 0.2 rad"
 
 
 def test_speeds_of_all_kinds_are_slowed():
