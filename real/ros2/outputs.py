@@ -139,9 +139,10 @@ class PositionOutput(TopicOutput):
             self._publish(points[new])
             self._left = points[new + 1 :]
             return
-        left, self._left = self._left, self._left[:0]
+        left, self._left, due = self._left, self._left[:0], self._sent
         for q in left:
-            self.sleep(self.tick_s)
+            due = max(due + self.tick_s, now := self.clock())  # one a cycle of the driver: none is left out
+            self.sleep(due - now)
             if self.clock() - self._sent > self.timeout_s:
                 return  # the driver has stopped by itself, somewhere else
             self._publish(q)
@@ -236,8 +237,7 @@ def output_of(node: LifecycleNode, wiring: Wiring, *, on_mismatch: OnMismatch, o
     """Build the output that the wiring names.
 
     Args:
-        on_mismatch: called when a node subscribes with a quality of service that does not fit.
-        on_failure: called with a sentence when the driver gives up.
+        on_mismatch, on_failure: see OnMismatch and OnFailure.
     """
     if wiring.output.type == "action":
         return ActionOutput(node, wiring, on_failure)

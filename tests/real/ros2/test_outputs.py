@@ -276,6 +276,28 @@ def test_deactivating_in_full_motion_ends_in_the_certified_stop(monkeypatch):
     assert not wire.node.sent, "once"
 
 
+def test_a_stop_is_streamed_as_evenly_as_all_else(monkeypatch):
+    """What a message takes to send is not added to the ticks: the driver would have none for a cycle, at speed."""
+    wire, now, sent = Stream(monkeypatch), [10.0], []
+
+    def sleep(seconds: float) -> None:
+        assert seconds >= 0.0
+        now[0] += seconds + 0.0002
+
+    def publish(message) -> None:
+        sent.append(now[0])
+        now[0] += 0.0005 if len(sent) != 20 else 0.02  # a stall: what it delays is not sent in a rush
+
+    wire.output.sleep, wire.output.clock = sleep, lambda: now[0]
+    monkeypatch.setattr(wire.output._out, "publish", publish)
+    wire.output.send(0, np.tile(HOME, (40, 1)), 0)
+    wire.output.send(0, np.zeros((0, 7)), 0)
+    assert len(sent) == 40
+    gaps = np.diff(sent)
+    assert gaps[:19] == pytest.approx(DT, abs=0.0003) and gaps[20:] == pytest.approx(DT, abs=0.0003)
+    assert sent[19] - sent[0] == pytest.approx(19 * DT, abs=0.0003)
+
+
 def test_an_emergency_stop_is_streamed_too(monkeypatch):
     wire = Stream(monkeypatch)
     wire.begin()
