@@ -23,12 +23,13 @@ class Commands:
     Args:
         dry_run: make no publisher and no client of commands.
         on_mismatch: called when a node subscribes with a quality of service that does not fit.
-        on_failure: called with a sentence when the driver gives up.
+        on_failure: called with a sentence when the arm's driver gives up; `on_gripper_failure`: when the gripper does.
     """
 
     def __init__(
-        self, node: LifecycleNode, wiring: Wiring, *, dry_run: bool, on_mismatch: OnMismatch, on_failure: OnFailure
-    ) -> None:
+        self, node: LifecycleNode, wiring: Wiring, *, dry_run: bool, on_mismatch: OnMismatch, on_failure: OnFailure,
+        on_gripper_failure: OnFailure,
+    ) -> None:  # fmt: skip
         self.node = node
         self.others = None if dry_run else OtherSources(node, wiring)
         self.output = Output()
@@ -39,7 +40,7 @@ class Commands:
             return
         self.output = output_of(node, wiring, on_mismatch=on_mismatch, on_failure=on_failure)
         if (topic := wiring.grip) is not None and topic.type == "gripper_command":
-            self._goals = GripperGoals(node, topic, on_failure)
+            self._goals = GripperGoals(node, topic, on_gripper_failure)
             self.gripper = Gripper(topic, self._goals.publish)
         elif topic is not None:
             self._grip = make_publisher(node, Float64, topic, on_mismatch)

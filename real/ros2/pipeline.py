@@ -87,7 +87,10 @@ def build_pipeline(
         put_in_force(node, chain, cell_of(wiring, runtime))
         if broken := broken_claims(wiring, chain.profile):
             raise RobopolicyError("; ".join(broken))
-        commands = Commands(node, wiring, dry_run=runtime.dry_run, on_mismatch=on_mismatch, on_failure=on_failure)
+        commands = Commands(
+            node, wiring, dry_run=runtime.dry_run, on_mismatch=on_mismatch, on_failure=on_failure,
+            on_gripper_failure=lambda why: arm.on_gripper_failure(why),  # of later on, when there is an arm
+        )  # fmt: skip
         undo.callback(commands.close)
         arm = RemoteArm(chain, wiring, send=commands.output.send, grip=commands.grip, follow=lockstep)
         stream = TrajectoryStream(arm, runtime.loop(arm, chain, lambda: arm.time))

@@ -176,6 +176,12 @@ class RemoteArm:
             self.counts["driver_failed"] += 1
             self.chain.fault(why)
 
+    def on_gripper_failure(self, why: str) -> None:
+        """Fault: the gripper has given up. The arm's driver has not, and gets the certified stop."""
+        if self.active:
+            self.counts["gripper_failed"] += 1
+            self.chain.fault(why)
+
     def hear(self, name: str, at: float) -> None:
         """Note that an input of a watchdog came at `at` s of our steady clock."""
         self.ages.hear(name, at, self.time, running=self.running)

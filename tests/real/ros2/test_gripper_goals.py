@@ -11,9 +11,11 @@ pytest.importorskip("rclpy")
 
 from rclpy.task import Future
 
+from robopolicy.real.ros2 import commands
 from robopolicy.real.ros2.gripper_goals import ANSWER_S, GripperGoals
 from robopolicy.real.ros2.wiring import WiringError, load_wiring, parse
 from tests.real.ros2.test_messages import changed
+from tests.real.ros2.test_outputs import Node
 
 PLAIN = {"name": "gripper", "rate_hz": 20, "low": 0.0, "high": 0.08, "speed": None, "squeeze": None}
 
@@ -117,6 +119,19 @@ def test_a_missing_server_is_named(rig):
     assert "no action server '/franka_gripper/gripper_action'" in rig.goals.problems()[0]
     rig.goals.close()
     assert rig.client.destroyed
+
+
+def test_a_gripper_that_gives_up_is_not_taken_for_the_arm_s_driver(monkeypatch):
+    made, said = [], []
+    monkeypatch.setattr(
+        commands, "GripperGoals", lambda *given: made.append(given[2]) or SimpleNamespace(publish=pytest.fail)
+    )
+    commands.Commands(
+        Node(), load_wiring("fr3"), dry_run=False, on_mismatch=pytest.fail, on_failure=pytest.fail,
+        on_gripper_failure=said.append,
+    )  # fmt: skip
+    made[0]("gripper: the goal was rejected")
+    assert said == ["gripper: the goal was rejected"]
 
 
 @pytest.mark.parametrize(

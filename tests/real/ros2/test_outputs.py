@@ -298,6 +298,19 @@ def test_a_stop_is_streamed_as_evenly_as_all_else(monkeypatch):
     assert sent[19] - sent[0] == pytest.approx(19 * DT, abs=0.0003)
 
 
+def test_a_gripper_that_gives_up_leaves_the_arm_its_stop(monkeypatch):
+    """The arm's driver has not given up: without positions it would stop in its own way, from full speed."""
+    wire = Stream(monkeypatch)
+    wire.begin()
+    wire.run(110)
+    assert wire.speed > 0.3
+    wire.stream.arm.on_gripper_failure("gripper: the goal of 0.060 m was rejected")
+    wire.run(150)
+    assert wire.stream.arm.mode is Mode.FAULT and "fault:gripper" in "; ".join(wire.stream.reasons)
+    assert not wire.timed_out and wire.speed == 0.0 and wire.violations() == 0
+    assert wire.stream.arm.counts["gripper_failed"] == 1 and not wire.stream.arm.counts["driver_failed"]
+
+
 def test_an_emergency_stop_is_streamed_too(monkeypatch):
     wire = Stream(monkeypatch)
     wire.begin()
