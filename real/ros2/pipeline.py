@@ -92,7 +92,9 @@ def build_pipeline(
             on_gripper_failure=lambda why: arm.on_gripper_failure(why),  # of later on, when there is an arm
         )  # fmt: skip
         undo.callback(commands.close)
-        arm = RemoteArm(chain, wiring, send=commands.output.send, grip=commands.grip, follow=lockstep)
+        arm = RemoteArm(
+            chain, wiring, send=commands.output.send, grip=commands.grip, follow=lockstep, dry_run=runtime.dry_run
+        )
         stream = TrajectoryStream(arm, runtime.loop(arm, chain, lambda: arm.time))
         intervention = None
         if (topic := wiring.topics["intervention"]) is not None:

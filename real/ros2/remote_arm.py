@@ -40,6 +40,7 @@ class RemoteArm:
         send: of a robopolicy.real.ros2.outputs.Output.
         grip: called once a tick with the wanted and the measured opening [m], and the mode.
         follow: the arm waits for every command (simulated time).
+        dry_run: nothing is sent, so the driver plays what others command, or stands.
 
     Attributes:
         time: s since the start of the episode, of the tick under way; set by the trajectory stream.
@@ -48,9 +49,9 @@ class RemoteArm:
     """
 
     def __init__(
-        self, chain: SafetyChain, wiring: Wiring, *, send: Send, grip: Grip, follow: bool = False
+        self, chain: SafetyChain, wiring: Wiring, *, send: Send, grip: Grip, follow: bool = False, dry_run: bool = False
     ) -> None:  # fmt: skip
-        self.joints, self.chain, self.wiring = chain.profile.joints, chain, wiring
+        self.joints, self.chain, self.wiring, self.dry_run = chain.profile.joints, chain, wiring, dry_run
         self.send, self.grip = send, grip
         window = round(wiring.topic("joint_states").rate_hz)  # a second
         self.clock = ArmClock(wiring.tick_s, follow=follow, window=min(max(window, 32), 1024))
@@ -139,7 +140,7 @@ class RemoteArm:
         if not self.active:
             return
         self.waiting |= not alone
-        found = self.history.heard(tick, q)
+        found = "" if self.dry_run else self.history.heard(tick, q)
         if found:
             self.counts[found] += 1
         if found == "foreign":

@@ -680,3 +680,25 @@ def test_a_camera_that_stops_holds_the_arm():
     wire.run(round(patience.fault / DT))
     assert wire.stream.arm.mode is Mode.FAULT
     wire.check()
+
+
+class Shadow(Sweep):
+    """A loop in a dry run: it writes nothing."""
+
+    def tick(self):
+        state, now = self.robot.read(), self.clock()
+        return self.chain.filter(self.home + 0.3, None if state is None else Measured(state.q), now)
+
+
+@pytest.mark.parametrize("amplitude", [0.0, 0.05])
+def test_in_a_dry_run_the_driver_plays_what_others_command(amplitude):
+    """Or stands: neither a foreign command nor a lost one of ours. The policy's way is computed as if it were sent."""
+    wire = Wire(make_loop=Shadow)
+    wire.stream.arm.dry_run = True
+    wire.begin()
+    for tick in range(150):
+        wire.timeline.play = lambda tick=tick: HOME + amplitude * np.sin(0.02 * tick)
+        wire.step()
+    arm = wire.stream.arm
+    assert arm.mode is Mode.RUN and not arm.counts["foreign"] and not arm.counts["lost"] and not wire.way
+    assert np.abs(wire.chain.limiter.c[0, -1] - HOME).max() > 0.1, "before it was taken back every third tick"
