@@ -57,6 +57,7 @@ class SafetyChain:
         self.watchdogs += [Watchdog(name, patience) for name, patience in (inputs or {}).items()]
         self.mode, self.counts, self.transitions = Mode.HOLD, Counter[str](), 0
         self.active, self._since, self._now, self._fault = False, 0.0, 0.0, ""
+        self._measured: Array = np.zeros(len(profile.joints))  # [n] rad, the newest that could be read
         self.error = ""  # text of the latest exception inside, which was braked for: a bug to report
 
     @property
@@ -79,6 +80,7 @@ class SafetyChain:
         if (np.abs(q) > 4 * np.pi).any() and ((low <= np.deg2rad(q)) & (np.deg2rad(q) <= high)).all():
             raise SafetyError(f"state: {np.round(q, 2).tolist()} look like degrees; joint angles are expected in rad")
         clip(q, q, self.profile.settings.reference_clip, np.empty_like(q))  # compiled now, not in the first tick
+        self._measured = q
         self.path_check.start(q)
         if self.tank is not None:
             self.tank.rest()
@@ -164,6 +166,7 @@ class SafetyChain:
         self._now = now
         if measured is not None:
             target = self._take(target, measured, now, reasons)
+        target = self._within_reach(target, reasons)
         level = Mode.RUN
         for dog in self.watchdogs:
             if (found := dog.level(now)) > Mode.RUN:
@@ -204,13 +207,14 @@ class SafetyChain:
         self.path_check.use(profile, self.limiter.body, self.limiter.dt)
 
     def _take(self, target: Array | None, measured: Measured, now: float, reasons: list[str]) -> Array | None:
-        """Check the arm's state, and keep the target within reach of it."""
+        """Check the arm's state; None where there is a reason to hold."""
         try:
             q = measured.joints(self.limiter.c.shape[2])
         except SafetyError:
             reasons.append("state_unreadable")  # it does not count as a sign of life
             return None
         self.watchdogs[0].feed(now)
+        self._measured = q
         if max_abs_diff(self.limiter.c[0, -1], q) > self.profile.max_tracking_error:
             self.fault("tracking_error")
         if not self.path_check.passes(q):
@@ -221,6 +225,11 @@ class SafetyChain:
                 reasons.append("torque_unreadable")  # without it the tank's energy is unknown
                 return None
             self.tank.update(q, torque)
+        return target
+
+    def _within_reach(self, target: Array | None, reasons: list[str]) -> Array | None:
+        """Keep the target within reach of the newest state, also in a tick without one: states may be rarer."""
+        q = self._measured
         if target is None or np.shape(target) != q.shape:
             return target
         target = np.array(target, dtype=np.float64)

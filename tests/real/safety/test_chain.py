@@ -138,6 +138,17 @@ def test_the_command_does_not_run_away_from_a_blocked_arm():
     assert rig.chain.counts["reference_clip"] > 100
 
 
+@pytest.mark.parametrize("every", [2, 8])
+def test_nor_in_the_ticks_between_two_states(every):
+    """Of a driver whose states are rarer than our ticks, or on a line that loses some."""
+    rig = Rig(settings={"reference_clip": 0.05, "tracking_error": 1.0})
+    for tick in range(300):
+        rig.alive = False  # no state in this tick
+        rig.tick(measured=Measured(rig.home) if tick % every == 0 else None)
+        assert np.abs(rig.q - rig.home).max() <= 0.051
+    assert rig.chain.mode is Mode.RUN and rig.chain.counts["reference_clip"] > 100
+
+
 def test_limits_tighten_live_and_loosen_only_at_rest():
     rig = Rig()
     rig.run(0.3)

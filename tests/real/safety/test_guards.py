@@ -100,7 +100,7 @@ GUARDS = [
           test_chain.test_a_state_that_stops_coming_ends_in_hold_then_fault),
     Guard("tracking error", SafetyChain, "_take", "self.profile.max_tracking_error", "np.inf",
           test_chain.test_an_arm_that_is_not_where_it_should_be_is_a_fault),
-    Guard("reference clip", SafetyChain, "_take", 'return clipped', "return target",
+    Guard("reference clip", SafetyChain, "_within_reach", 'return clipped', "return target",
           test_chain.test_the_command_does_not_run_away_from_a_blocked_arm),
     Guard("readable state", Measured, "joints", "not within(q, 1e6)", "False",
           partial(test_chain.test_a_state_that_cannot_be_read_is_no_state, np.full(7, np.nan))),
