@@ -14,7 +14,7 @@ import pydantic
 
 from robopolicy.core.errors import CheckpointError, ConfigError, SpecError, closest
 from robopolicy.core.trees import flatten
-from robopolicy.core.types import IMAGES, RENDERED, STATE, ActionSpec, EnvSpec, Feature
+from robopolicy.core.types import ENV_STATE, IMAGES, RENDERED, STATE, ActionSpec, EnvSpec, Feature
 from robopolicy.core.untrusted import AXES, Strict, checked, parse_json
 
 SPEC_VERSION = 1
@@ -257,7 +257,7 @@ def check_action_spec(policy: ActionSpec, env: ActionSpec, *, needs: str, offers
     ]
 
 
-def _meant(action: ActionSpec, policy: ActionSpec) -> ActionSpec:
+def meant(action: ActionSpec, policy: ActionSpec) -> ActionSpec:
     """Return an env's action; where the env does not say what it means, with the meaning that the policy gives it."""
     unnamed = action.names == tuple(f"a{i}" for i in range(action.dim)) and not action.tcp
     unnamed &= set(action.units) == {"1"} and action.dim == policy.dim
@@ -285,11 +285,25 @@ def check_fits(policy: PolicySpec, env: EnvSpec, *, ignore: Iterable[str] = ()) 
     """
     needed = {k: v for k, v in policy.observation.items() if k not in set(ignore)}
     problems = check_features(needed, env.observation, needs="the policy", offers=env.id)
-    problems += check_action_spec(policy.action, _meant(env.action, policy.action), needs="the policy", offers=env.id)
+    problems += check_action_spec(policy.action, meant(env.action, policy.action), needs="the policy", offers=env.id)
     if not abs(policy.dt - env.dt) <= 1e-6:
         problems.append(f"dt: the policy was trained at {policy.dt} s a step, {env.id} runs at {env.dt} s")
     if problems:
-        raise SpecError("policy and environment do not fit:\n  - " + "\n  - ".join(problems))
+        hint = _naming_hint(needed.get(STATE), env.observation)
+        raise SpecError("policy and environment do not fit:\n  - " + "\n  - ".join(problems) + hint)
+
+
+def _naming_hint(state: Feature | None, env: dict[str, Feature]) -> str:
+    """Say how an env that only counts the elements of its state, as Gymnasium's do, gets the names of the policy."""
+    other = env.get(STATE)
+    if state is None or other is None or ENV_STATE in env or len(state.names or ()) != len(other.names or ()):
+        return ""
+    if state.names == other.names or not all(name.rpartition("_")[2].isdecimal() for name in other.names or ()):
+        return ""
+    return (
+        "\nThe env counts its elements. Where they are the same ones in the same order, give them the policy's names: "
+        f"'task.names=[{','.join(state.names or ())}]'"
+    )
 
 
 def check_teacher(student: PolicySpec, teacher: PolicySpec, *, more: Sequence[str] = ()) -> None:

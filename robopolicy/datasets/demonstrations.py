@@ -84,6 +84,7 @@ def record_demos(
             "act(obs) -> actions [N Da]."
         )
     keys, began = _keys(env.spec, cameras), time.monotonic()
+    spec: EnvSpec = getattr(expert, "recorded_as", env.spec)  # a policy says what the actions of a nameless env mean
     seeds = episode_seeds("demonstrations", run_seed, max_attempts or 20 * episodes + 20)
     facts = _facts(env.spec, expert, run_seed, only_success) | dict(provenance or {})
     observation = {k: f for k, f in env.spec.observation.items() if k in {*keys, TASK}}
@@ -91,12 +92,12 @@ def record_demos(
     count = Counter[str]()
     with (
         DatasetWriter(
-            out, observation=observation, action=env.spec.action, dt=env.spec.dt, tasks=env.spec.tasks,
+            out, observation=observation, action=spec.action, dt=spec.dt, tasks=spec.tasks,
             provenance={**facts, "episodes": episodes}, overwrite=overwrite, begun=begun,
         ) as writer,
         tracker.progress(episodes, "demonstrations") if tracker else nullcontext(_NoProgress()) as bar,
     ):  # fmt: skip
-        for episode in _in_seed_order(env, expert, seeds, keys):
+        for episode in _in_seed_order(env, expert, seeds, EpisodeBuffer(spec, env.num_envs, keys)):
             success = episode.valid and bool(episode.success[-1])
             count.update(attempted=1, successes=int(success), dropped=int(not episode.valid))
             if episode.valid and (success or not only_success):
@@ -159,11 +160,11 @@ def _begun(out: Path, facts: dict[str, Any], episodes: int, *, overwrite: bool) 
     return 0
 
 
-def _in_seed_order(env: VecEnv, expert: Demonstrator, seeds: Tensor, keys: tuple[str, ...]) -> Any:
+def _in_seed_order(env: VecEnv, expert: Demonstrator, seeds: Tensor, buffer: EpisodeBuffer) -> Any:
     """Run every seed to its end; yield episodes in the order of `seeds` as soon as possible."""
     place = {seed: i for i, seed in enumerate(seeds.tolist())}
     waiting: dict[int, RecordedEpisode] = {}
-    buffer, due = EpisodeBuffer(env.spec, env.num_envs, keys), 0
+    due = 0
     # Fewer seeds than envs: the surplus envs run repeats, which are ignored.
     padded = seeds if len(seeds) >= env.num_envs else seeds.repeat(-(-env.num_envs // len(seeds)))
     obs = env.reset(padded)

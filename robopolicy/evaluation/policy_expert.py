@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -12,7 +13,8 @@ from torch import Tensor
 
 from robopolicy.config.schema import Count, Fraction
 from robopolicy.core.rng import keyed_normal, keyed_uniform
-from robopolicy.core.types import BASE_ACTION, Obs, VecEnv
+from robopolicy.core.specs import PolicySpec, meant
+from robopolicy.core.types import BASE_ACTION, EnvSpec, Obs, VecEnv
 from robopolicy.envs.wrappers import ChunkExecutor
 from robopolicy.policies.base import with_bases
 from robopolicy.runs.checkpointer import load_policy
@@ -29,6 +31,9 @@ class PolicyExpert:
 
     A policy that refines another runs with it, as in evaluation.
 
+    `recorded_as`: the env's spec, as recordings write it. An env that does not say what its actions mean, or what the
+    instruction is, takes both from the policy. So the policy can learn from its own episodes.
+
     Raises:
         SpecError: the policy does not fit the env.
     """
@@ -38,7 +43,8 @@ class PolicyExpert:
     ) -> None:
         self.policy = load_policy(checkpoint, env=env.spec)
         self.expert_noise, self.block = expert_noise, block
-        action, n = env.spec.action, env.num_envs
+        self.recorded_as = _said_by(self.policy.spec, env.spec)
+        action, n = self.recorded_as.action, env.num_envs
         self.half = (torch.tensor(action.high) - torch.tensor(action.low)) / 2
         if action.gripper is not None:
             self.half[action.gripper] *= gripper
@@ -82,3 +88,9 @@ class PolicyExpert:
         quick = keyed_normal(self.seed, self.clock, (dim,), stream=_STREAM + 1)
         slow = keyed_normal(self.seed, self.clock // self.block, (dim,), stream=_STREAM + 2)
         return level * (quick + slow) / 2**0.5 * self.half
+
+
+def _said_by(policy: PolicySpec, env: EnvSpec) -> EnvSpec:
+    """Return an env's spec with the policy's meaning of actions, and its instruction, where the env has none."""
+    nameless = env.tasks == (env.id,) and len(policy.tasks) == 1
+    return replace(env, action=meant(env.action, policy.action), tasks=policy.tasks if nameless else env.tasks)

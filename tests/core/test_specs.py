@@ -56,6 +56,16 @@ def test_counted_elements_of_an_env_are_no_names() -> None:
     assert check_features({STATE: named}, {STATE: replace(counted, names=("y", "x"))}, needs="a", offers="b")
 
 
+def test_an_env_that_counts_elements_by_its_own_keys_is_told_how_to_name_them() -> None:
+    named, counted = Feature((3,), names=("x", "y", "goal")), Feature((3,), names=("arm_0", "arm_1", "goal_0"))
+    policy, env = toy.spec(observation={STATE: named}), replace(lerobot_toys.env(), action=toy.ACTION)
+    with pytest.raises(SpecError, match=r"x≠arm_0(.|\n)*'task\.names=\[x,y,goal\]'"):
+        check_fits(policy, replace(env, observation={STATE: counted}))
+    with pytest.raises(SpecError) as told:
+        check_fits(policy, replace(env, observation={STATE: replace(named, names=("y", "x", "goal"))}))
+    assert "task.names" not in str(told.value), "names of its own are not replaced"
+
+
 NAMED = Feature((6,), names=("hand_x", "hand_y", "to_x", "to_y", "to_[1]", "to_1"))
 
 

@@ -11,6 +11,8 @@ from torch import Tensor
 
 from robopolicy.core.rng import episode_seeds
 from robopolicy.core.types import BASE_ACTION, Feature, Obs
+from robopolicy.datasets.demonstrations import record_demos
+from robopolicy.datasets.lerobot_reader import load_episodes
 from robopolicy.envs.wrap_for import wrap_for
 from robopolicy.envs.wrappers import ChunkExecutor
 from robopolicy.evaluation import policy_expert
@@ -94,3 +96,17 @@ def test_a_refined_policy_acts_as_in_evaluation(monkeypatch: pytest.MonkeyPatch)
         executor.reset(step.ended)
         obs = step.obs
     assert torch.equal(found, torch.stack(wanted))
+
+
+def test_an_env_that_names_nothing_is_recorded_with_the_meaning_of_the_policy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A Gymnasium id says neither what its actions mean nor an instruction: a policy learns from its own episodes."""
+    env, policy = PointEnv(2, horizon=5), PointPolicy()
+    numbers = {"names": ("a0", "a1"), "units": ("1", "1"), "frame": "world", "tcp": "", "reference": "absolute"}
+    env.spec = replace(env.spec, id="Point-v0", tasks=("Point-v0",), action=replace(env.spec.action, **numbers))
+    shown = expert(env, monkeypatch, policy)
+    record_demos(env=env, expert=shown, episodes=3, out=tmp_path / "own", only_success=False)
+    found = load_episodes(tmp_path / "own")
+    assert found.action_spec == policy.spec.action
+    assert found.tasks == policy.spec.tasks
