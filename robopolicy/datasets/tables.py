@@ -24,7 +24,9 @@ from robopolicy.datasets.parquet import Kind, number, parquet_files, read_parts,
 from robopolicy.datasets.source import DatasetInfo
 from robopolicy.datasets.spans import EpisodeSpans, blocks_of, check_blocks, check_spans, read_episodes
 
-DRIVER = {"driver": "int64", "intervention": "bool"}  # columns that say who drove, and their types
+DRIVER = {  # columns that say who drove, and their types; the last is that of LeRobot's HIL-SERL
+    "driver": ("int64",), "intervention": ("bool",), "complementary_info.is_intervention": ("bool", "float32"),
+}  # fmt: skip
 OUTCOMES = ("next.reward", "next.done", "next.truncated", "next.success")
 _PLACES = ("frame_index", "episode_index", "task_index")
 _KILLED = "The recording was killed before `finalize`, or the file was damaged: copy it again, or record again"
@@ -44,7 +46,7 @@ def read_files(source: DatasetInfo, keys: Sequence[str]) -> tuple[pa.Table | Non
         raise DataError(f"{source.root}: empty, no parquet file under data/. Copy the whole folder, or record again.")
     wanted: dict[str, Kind] = {"action": "any", "timestamp": "number", **dict.fromkeys(_PLACES, "whole")}
     wanted |= {k: "any" for k in (SEED, *OUTCOMES) if k in source.columns}
-    wanted |= {k: "any" for k, dtype in DRIVER.items() if k in source.columns and source.columns[k].dtype == dtype}
+    wanted |= {k: "any" for k, types in DRIVER.items() if k in source.columns and source.columns[k].dtype in types}
     wanted |= {k: "any" for k in keys if source.columns[k].dtype != "video" and k not in wanted}
     return read_parts(files, wanted, source.root, fix=_KILLED)
 
@@ -185,21 +187,23 @@ def _task_table(source: DatasetInfo) -> dict[int, str]:
 def read_driver(column: Columns) -> Tensor | None:
     """Return the drivers [F] int64, see Episodes; None where they are not recorded.
 
-    Recordings of deployments say it under `driver`, data made of bags under `intervention`: a human, or his rewind.
+    Recordings of deployments say it under `driver`, data made of bags and LeRobot's rollouts under `intervention`: a
+    human, or his rewind.
 
     Raises:
         DataError: a number that is no driver.
     """
     for key in DRIVER:
         if key in column.table.column_names:
-            driver = torch.from_numpy(column(key, ())).to(torch.int64)
-            wrong = ((driver < 0) | (driver >= len(DRIVERS))).nonzero()
+            found = torch.from_numpy(column(key, ()))
+            driver = found.to(torch.int64)
+            wrong = ((driver != found) | (driver < 0) | (driver >= len(DRIVERS))).nonzero()
             if len(wrong):
                 who = ", ".join(f"{i} ({name})" for i, name in enumerate(DRIVERS))
                 frame = int(wrong[0, 0])
                 raise DataError(
-                    f"{column.source.root}: {key!r} is {int(driver[frame])} in frame {frame}, expected {who}. Correct "
-                    "the column, or remove it: its frames are demonstrations then."
+                    f"{column.source.root}: {key!r} is {found[frame].item():g} in frame {frame}, expected {who}. "
+                    "Correct the column, or remove it: its frames are demonstrations then."
                 )
             return driver
     return None
@@ -210,6 +214,9 @@ def read_outcomes(column: Columns, outcomes: str) -> tuple[Tensor, Tensor, Tenso
 
     Without `next.truncated`, `next.done` marks the end of every episode, time limits included. There an episode
     terminates only where it ends in success, or, without `next.success`, with a reward.
+
+    Without `next.success`, a reward of 1 says it where rewards are 0 or 1, and 1 only at an episode's last frame, as
+    LeRobot's HIL-SERL records them. Other rewards may be shaped, and say nothing of success.
     """
     frames = column.table.num_rows
     last = torch.zeros(frames, dtype=torch.bool)
@@ -228,5 +235,7 @@ def read_outcomes(column: Columns, outcomes: str) -> tuple[Tensor, Tensor, Tenso
     reached = rewarded if success is None else success.bool()
     terminated = torch.zeros(frames, dtype=torch.bool) if done is None else done.bool()
     terminated &= reached if truncated is None else ~truncated.bool()
-    success = torch.zeros(frames, dtype=torch.bool) if success is None else success.bool()
+    if success is None:
+        success = rewarded if reward is None or bool((reward == (rewarded & last)).all()) else torch.zeros_like(last)
+    success = success.bool()
     return torch.zeros(frames) if reward is None else reward.float(), terminated, success, known

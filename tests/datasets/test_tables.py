@@ -10,16 +10,25 @@ import pyarrow as pa
 import pytest
 import torch
 
-from robopolicy.datasets.tables import Columns, read_outcomes
+from robopolicy.core.errors import DataError
+from robopolicy.datasets.tables import Columns, read_driver, read_outcomes
 
 DONE = [False, True, False, True]  # two episodes of two frames: a failure, then a success
 WON = [False, False, False, True]
 
 
-def terminated(**columns: list[Any]) -> list[bool]:
+def outcomes(**columns: list[Any]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, bool]:
     table = pa.table({f"next.{key}": value for key, value in columns.items()})
     source: Any = SimpleNamespace(root=Path("data"))
-    return read_outcomes(Columns(table, torch.tensor([0, 2, 4]), source), "recorded")[1].tolist()
+    return read_outcomes(Columns(table, torch.tensor([0, 2, 4]), source), "recorded")
+
+
+def terminated(**columns: list[Any]) -> list[bool]:
+    return outcomes(**columns)[1].tolist()
+
+
+def success(**columns: list[Any]) -> list[bool]:
+    return outcomes(**columns)[2].tolist()
 
 
 @pytest.mark.parametrize(
@@ -39,3 +48,38 @@ def test_an_end_without_any_outcome_is_not_a_termination() -> None:
 def test_a_recorded_reason_counts() -> None:
     """The task itself ended the failure, and a time limit cut the success."""
     assert terminated(done=DONE, success=WON, truncated=[False, False, False, True]) == [False, True, False, False]
+
+
+@pytest.mark.parametrize(
+    ("reward", "won"),
+    [
+        ([0.0, 0.0, 0.0, 1.0], [False, False, False, True]),
+        ([0.0, 0.0, 0.0, 0.0], [False] * 4),
+        ([0.0, 0.0, 0.1, 1.0], [False] * 4),
+        ([1.0, 1.0, 1.0, 1.0], [False] * 4),
+    ],
+    ids=["sparse", "all failed", "shaped", "for every step"],
+)
+def test_a_reward_of_one_at_the_end_alone_says_success_where_nothing_else_does(
+    reward: list[float], won: list[bool]
+) -> None:
+    """LeRobot's HIL-SERL records rewards and ends, and no `next.success`."""
+    assert success(done=DONE, reward=reward) == won
+
+
+def test_recorded_success_wins_over_rewards() -> None:
+    assert success(done=DONE, reward=[0.0, 1.0, 0.0, 1.0], success=WON) == WON
+
+
+def driver(values: list[Any]) -> list[int] | None:
+    table = pa.table({"complementary_info.is_intervention": values})
+    source: Any = SimpleNamespace(root=Path("data"))
+    found = read_driver(Columns(table, torch.tensor([0, len(values)]), source))
+    return None if found is None else found.tolist()
+
+
+@pytest.mark.parametrize("values", [[False, True, True], [0.0, 1.0, 1.0]], ids=["bool", "float"])
+def test_corrections_of_lerobots_hil_serl_are_a_humans_frames(values: list[Any]) -> None:
+    assert driver(values) == [0, 1, 1]
+    with pytest.raises(DataError, match=r"is 0\.5 in frame 2, expected 0 \(policy\)"):
+        driver([0.0, 1.0, 0.5])
