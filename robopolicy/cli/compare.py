@@ -11,7 +11,7 @@ from robopolicy.evaluation import compare as comparing
 from robopolicy.evaluation import video
 from robopolicy.evaluation.episode_table import EpisodeTable
 from robopolicy.evaluation.forgetting import forgetting, frame, table
-from robopolicy.evaluation.policy_ref import PolicyRef, env_of
+from robopolicy.evaluation.policy_ref import PolicyRef, env_of, trained_task
 from robopolicy.evaluation.saved import Split, evaluated_rows, filming, joined
 from robopolicy.evaluation.training_seeds import PooledComparison, check_lengths, compare_pooled
 from robopolicy.policies.find import policy_digest
@@ -51,7 +51,7 @@ def compare(
         episodes: number of paired episodes. videos: films of both side by side, differing outcomes first.
         out: folder of rows, films and comparison.json; None: b's run, else <b>-results beside b. Of lists: a folder for
             each pair in it.
-        task: node of the task; None: the one that the run was trained on.
+        task: node of the task; None: the one that b was trained on, or else a.
         split: seeds of the episodes: test or validation. deterministic: use the policy's mode in place of a sample.
         num_envs: N, envs at a time. device: of the networks. threads: of torch; None: torch's choice.
 
@@ -120,7 +120,7 @@ def _compare_pair(
     how: dict[str, Any] = {"deterministic": deterministic, "split": split}
     label_a = label(called[0], checkpoint=place_a.checkpoint, **how)
     label_b = label(called[1] if called[1] != place_b.name else "", checkpoint=place_b.checkpoint, **how)
-    env = env_of(task, place_b, min(num_envs, episodes))
+    env = env_of(task, place_b if trained_task(place_b) else place_a, min(num_envs, episodes))
     first, second = (load_policy(path, device=device, env=env.spec) for path in (a, b))
     rows_a = evaluated_rows(first, env, place_a, label_a, episodes, split, deterministic)
     rows_b = evaluated_rows(second, env, place_b, label_b, episodes, split, deterministic)

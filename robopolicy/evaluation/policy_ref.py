@@ -113,13 +113,18 @@ def _checkpoint(policy: Path, run: Path | None) -> str:
 
 def task_of(given: dict[str, Any] | None, ref: PolicyRef) -> dict[str, Any]:
     """Return the task of the command line, or that of the run's training."""
-    task = given or own_task((read_config(ref.run) if ref.run is not None else None) or {})
+    task = given or trained_task(ref)
     if task is None:
         raise ConfigError(
             f"task: {ref.name} has no task in its config; choose one: task=<name>. A policy of a robot's own data, "
             "which no task has, is played by the ROS 2 node alone (docs/ros2.md)"
         )
     return task
+
+
+def trained_task(ref: PolicyRef) -> dict[str, Any] | None:
+    """Return the task of a run's training; None where it had none, or there is no run."""
+    return own_task((read_config(ref.run) if ref.run is not None else None) or {})
 
 
 def env_of(

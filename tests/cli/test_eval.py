@@ -11,7 +11,7 @@ import pytest
 from robopolicy.cli import compare, eval
 from robopolicy.cli.main import main
 from robopolicy.core.errors import CheckpointError, ConfigError, DataError
-from robopolicy.evaluation import rollout, saved
+from robopolicy.evaluation import policy_ref, rollout, saved
 from robopolicy.evaluation.episode_table import EpisodeTable
 from robopolicy.evaluation.policy_ref import PolicyRef
 from robopolicy.evaluation.training_seeds import PooledComparison
@@ -101,6 +101,20 @@ def test_without_a_the_reference_is_the_base(runs: tuple[Path, Path], capsys: py
     assert isinstance(pooled, PooledComparison) and [c.a for c in pooled.seeds] == ["base"]
     assert main(["compare", f"b={refined}", "episodes=3", "videos=0", "threads=1"]) == 0
     assert "was refined from" not in capsys.readouterr().out
+
+
+def test_a_policy_that_was_trained_without_a_task_is_compared_on_that_of_its_base(
+    runs: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As docs/offline_rl.md does: algo=offline needs no task."""
+    bc, refined = runs
+    (refined / "config.yaml").write_text(f"base: '{bc}'\n")
+    monkeypatch.setattr(policy_ref, "build", lambda node, *_, num_envs, seed: PointEnv(num_envs))
+    monkeypatch.setattr(compare, "env_of", policy_ref.env_of)
+    assert compare.compare(a=bc, b=refined, episodes=3, videos=0).a == "base"
+    (bc / "config.yaml").write_text("seed: 0\n")
+    with pytest.raises(ConfigError, match=r"task: bc has no task in its config; choose one: task=<name>"):
+        compare.compare(a=bc, b=refined, episodes=3, videos=0)
 
 
 def test_a_base_is_known_by_its_files_and_another_policy_is_no_base(
