@@ -159,7 +159,12 @@ def unseen_share(
     found = [key for key, path in learned.items() if run is not None and same_input(run, key, path, str(dataset))]
     if not found:
         return 1.0 if share is None else share
-    kept = 0.0 if "dataset" in found else float(loop.get("held_out") or 0.0)
+    if "dataset" in found:
+        raise ConfigError(
+            f"dataset={dataset}: the {policy} learned from all of it, as its dataset=. Give episodes that it did not "
+            "learn from: record others."
+        )
+    kept = float(loop.get("held_out") or 0.0)
     share = kept if share is None else share
     if not 0.0 < share <= kept:
         raise ConfigError(

@@ -89,20 +89,19 @@ class Flow:
             "expert": {"_target_": "policy", "checkpoint": self.policy},
         }  # fmt: skip
         self.collected[name], todo = self._record(name, settings)
-        if round > 1:
-            self._settle(self.collected[name])
+        if round > 1 and (why := self._undecidable(self.collected[name])):
+            self.settled = f"{why}: no further round is made."
         self._add(name, note=self._successes(self.collected[name]))
         return todo or None
 
-    def _settle(self, data: Path) -> None:
-        """Set `settled` where no gate can decide about a further round: all held-out episodes succeeded, or failed."""
+    def _undecidable(self, data: Path) -> str:
+        """Return why no gate can decide on these episodes: all held-out ones succeeded, or failed. Else ""."""
         episodes = load_episodes(data, needed={})
         good = succeeded(take(episodes, held_out(episodes, self.held_out)))
-        if len(set(good.tolist())) < 2:
-            self.settled = (
-                f"{data.parent.name}: all {len(good)} held-out episodes {'succeeded' if good.any() else 'failed'}, so "
-                "no gate can tell a better policy: no further round is made."
-            )
+        if good.any() and not good.all():
+            return ""
+        ended = "succeeded" if good.any() else "failed"
+        return f"{data.parent.name}: all {len(good)} held-out episodes {ended}, so no gate can tell a better policy"
 
     def _record(self, name: str, settings: dict[str, Any]) -> tuple[Path, bool]:
         """Record episodes in out/<name>/data; return this path, and whether they were recorded now."""
@@ -138,6 +137,10 @@ class Flow:
         if not trained and record.note and record.level in (None, self.level):
             return
         *before, newest = self.collected
+        if not before and (why := self._undecidable(self.collected[newest])):
+            record.accepted, record.level, record.note = False, self.level, f"{why}. So the policy before it stays."
+            self.records.save()
+            return
         settings = {
             "candidate": self.out / name, "base": self.policy, "dataset": self.collected[newest],
             "rollouts": {earlier: self.collected[earlier] for earlier in before}, "level": self.level,

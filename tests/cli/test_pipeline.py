@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from robopolicy.cli import pipeline_plan, pipeline_stages
 from robopolicy.cli.main import main
@@ -22,6 +24,7 @@ from robopolicy.evaluation.off_policy_evaluation import GateResult
 from robopolicy.runs.run_dir import read_config
 from robopolicy.training import refinement_rules
 from tests.evaluation.points import make_rows
+from tests.evaluation.test_off_policy_evaluation import one_chunk
 
 MORE = (
     "tracker=quiet", "seed=0", "threads=1", "rollouts=12", "look_episodes=12", "env_steps=200", "episodes=12",
@@ -212,7 +215,7 @@ def test_a_further_round_learns_from_all_episodes_and_builds_on_the_accepted_pol
     for stage in ("online", "one_step", "compare", "look"):
         shutil.rmtree(out / stage)
     asked = deciding(monkeypatch, [True, False, True])
-    monkeypatch.setattr(Flow, "_settle", lambda self, data: None)
+    monkeypatch.setattr(Flow, "_undecidable", lambda self, data: "")
     words = ("rounds=2", "stages=[imitate,collect,offline,compare]", *QUICK)
     assert pipeline(data, out, *words) == 0
 
@@ -254,6 +257,21 @@ def test_no_further_round_is_made_where_no_gate_can_decide(
     assert main(["pipeline", *words]) == 0
     assert sorted(p.name for p in tmp_path.iterdir() if p.is_dir()) == ["collect", "collect_2", "offline"]
     assert "held-out episodes succeeded, so no gate can tell" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("won", [True, False])
+def test_where_no_gate_can_decide_about_the_first_round_the_policy_before_it_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, won: bool
+) -> None:
+    asked, recorded = deciding(monkeypatch, []), one_chunk(40)
+    recorded = replace(recorded, success=torch.full_like(recorded.success, won))
+    monkeypatch.setattr(pipeline_stages, "load_episodes", lambda path, needed: recorded)
+    flow = pipeline_stages.Flow(tmp_path, {}, None, {}, common={"seed": 0, "threads": 1})
+    flow.policies["imitate"], flow.accepted, flow.collected["collect"] = tmp_path, "imitate", tmp_path / "collect/data"
+    flow._gate("offline", {"steps": 1.0})
+    record = flow.records["offline"]
+    assert not asked and not record.accepted
+    assert f"held-out episodes {'succeeded' if won else 'failed'}, so no gate can tell a better policy" in record.note
 
 
 def test_the_expert_of_the_task_demonstrates_where_nothing_is_given(tmp_path: Path) -> None:
