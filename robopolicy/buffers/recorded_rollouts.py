@@ -44,7 +44,8 @@ def load_rollouts(datasets: Mapping[str, Path], policy: Policy) -> Episodes:
         if not part.outcomes:
             raise DataError(
                 f"loop.rollouts.{name}={path}: has neither rewards nor successes, so nothing can be learned from it. "
-                "Leave it out, or annotate it (robopolicy.datasets.lerobot_reader.annotate_dataset)."
+                "Leave it out, or write the column next.success into it: True at the last frame of each episode that "
+                "succeeded."
             )
         driver = torch.full((part.num_frames,), _POLICY) if part.driver is None else part.driver
         parts.append(replace(part, driver=driver))
