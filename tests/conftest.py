@@ -2,9 +2,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import functools
 import gc
-import importlib.metadata
 import os
 import socket
 import subprocess
@@ -18,9 +16,6 @@ import pytest
 import torch
 
 gc.disable()  # until everything is collected: imports make much that stays, and nothing to throw away
-
-# transformers and diffusers both ask for it when imported; it reads the files of every package, for over a second.
-importlib.metadata.packages_distributions = functools.cache(importlib.metadata.packages_distributions)
 
 # Small tensors: threads cost more than they bring, and tests may run side by side.
 torch.set_num_threads(1)
