@@ -139,7 +139,7 @@ def test_memory_that_does_not_suffice_names_the_setting():
 
 def test_training_resumes_with_new_episodes():
     env, again = make(), make()
-    spec = SimpleNamespace(action=env.spec.action, n_action_steps=1, observation={STATE: None})
+    spec = SimpleNamespace(action=env.spec.action, n_action_steps=1, reads_pictures=False)
     explorer = SimpleNamespace(policy=SimpleNamespace(spec=spec), noise_shape=(1,))
     saved = RolloutCollector(explorer, env)
     saved.reset()

@@ -92,7 +92,7 @@ def test_measuring_changes_neither_weights_nor_random_numbers(seen: tuple[Path, 
 
 def test_numbers_alone_have_the_usual_batch_without_a_look_at_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     policy = nn.Linear(2, 2)
-    policy.spec = type("Spec", (), {"observation": {"observation.state": None}})  # type: ignore[assignment]
+    policy.spec = type("Spec", (), {"reads_pictures": False})  # type: ignore[assignment]
     monkeypatch.setattr(batch_size, "_free_bytes", lambda *_: 0)
     assert chosen_batch_size(None, policy, None, CPU) == 256  # type: ignore[arg-type]
     assert chosen_batch_size(3, policy, None, CPU) == 3  # type: ignore[arg-type]
