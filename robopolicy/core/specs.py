@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import reprlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, fields, replace
@@ -300,6 +301,8 @@ def _naming_hint(state: Feature | None, env: dict[str, Feature]) -> str:
         return ""
     if state.names == other.names or not all(name.rpartition("_")[2].isdecimal() for name in other.names or ()):
         return ""
+    if not all(re.fullmatch(r"[\w.-]+", name) for name in state.names or ()):
+        return ""  # a checkpoint's names are its author's, and this is to be pasted into a shell
     return (
         "\nThe env counts its elements. Where they are the same ones in the same order, give them the policy's names: "
         f"'task.names=[{','.join(state.names or ())}]'"

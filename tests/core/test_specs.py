@@ -64,6 +64,10 @@ def test_an_env_that_counts_elements_by_its_own_keys_is_told_how_to_name_them() 
     with pytest.raises(SpecError) as told:
         check_fits(policy, replace(env, observation={STATE: replace(named, names=("y", "x", "goal"))}))
     assert "task.names" not in str(told.value), "names of its own are not replaced"
+    hostile = replace(policy, observation={STATE: replace(named, names=("x", "'; touch owned; '", "goal"))})
+    with pytest.raises(SpecError) as told:
+        check_fits(hostile, replace(env, observation={STATE: counted}))
+    assert "task.names" not in str(told.value), "a stranger's names are not offered to a shell"
 
 
 NAMED = Feature((6,), names=("hand_x", "hand_y", "to_x", "to_y", "to_[1]", "to_1"))
