@@ -6,7 +6,7 @@ Recipes are in scripts/near_real_offline.yaml. From 300 recorded episodes, failu
 
   imitation   behaviour cloning of demonstrations and of the episodes that succeeded
   offline     algo=offline on the base
-  model       with --model: a world model of the episodes, and algo=dppo in it; no row where the model is refused
+  model       with --model: a world model of the episodes, and algo=dppo in it; no row where one of them fails
   chosen      of imitation and offline the one that `robopolicy gate` accepts with the larger gain on the quarter of the
               episodes that is held out; else the base
 
@@ -36,13 +36,13 @@ from robopolicy.evaluation.episode_table import EpisodeTable
 from robopolicy.evaluation.statistics import Interval, unpaired_difference, wilson
 from robopolicy.reporting.result_rows import Evidence, measured, of_rows, pooled, write
 from robopolicy.utils.provenance import command
+from scripts.experiment_plan import Words
 from scripts.experiments import ROOT, finished, robopolicy
 
 ID, FILE = "near_real_offline", Path(__file__).with_suffix(".yaml")
 SEEDS, TRIALS = (0, 1, 2), 100
 ROLLOUTS, EPISODES, HELD_OUT = 300, 500, 0.25
 JUDGED = ("imitation", "offline")
-Words = tuple[str, ...]  # of the command line
 
 
 @dataclass(frozen=True)
@@ -119,8 +119,8 @@ class Study:
                        f"dataset={self.rollouts[0]}", *more)  # fmt: skip
             dream = ("world=imagined", f"world.model={self.folder / 'world'}")
             self.train("model", *self.recipe.deployed, "algo=dppo", f"base={self.base}", *dream)
-        except subprocess.CalledProcessError:  # the log says why
-            print(f"{self.folder.name}: the world model is refused, see {self.folder.name}/log.txt", flush=True)
+        except subprocess.CalledProcessError:  # its last lines were shown: refused, or an error
+            print(f"{self.folder.name}: no policy of a world model, see {self.folder.name}/log.txt", flush=True)
 
     def choose(self) -> tuple[str, str]:
         """Return the accepted policy of the largest estimated gain, else the base; and what the gate said."""

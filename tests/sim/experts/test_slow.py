@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from robopolicy.core.errors import ConfigError
 from robopolicy.datasets.demonstrations import record_demos
 from robopolicy.datasets.lerobot_reader import load_episodes
 from robopolicy.datasets.metadata import RecordingMeta
+from robopolicy.sim.experts.slow import SlowExpert
 
 
 def test_it_moves_slowly_and_closes_its_hand_as_ever(tmp_path: Path) -> None:
@@ -25,6 +27,13 @@ def test_it_moves_slowly_and_closes_its_hand_as_ever(tmp_path: Path) -> None:
     assert float(share[4]) == 1.0
     assert slow.lengths.float().mean() > fast.lengths.float().mean()
     assert RecordingMeta.load(tmp_path / "slow").provenance["speed"] == 0.5
+
+
+def test_actions_that_are_places_are_refused() -> None:
+    env = sim.make("pick", 1)
+    places = replace(env.spec.action, reference="absolute")
+    with pytest.raises(ConfigError, match=r"expert\.speed: the task has absolute actions"):
+        SlowExpert(env.make_expert(), places, 0.5)
 
 
 @pytest.mark.parametrize("speed", [0.0, 1.5, -1.0])
