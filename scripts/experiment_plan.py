@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +45,7 @@ class Base:
 
 @dataclass(frozen=True)
 class Setting:
-    """One kind of refinement of a base. `prefix` leads its settings' names: "" or "<task>/"."""
+    """One kind of refinement of a base. `prefix` leads its settings' names: "", "<task>/" or "<task>/<group>/"."""
 
     __pydantic_config__ = ConfigDict(extra="forbid")
 
@@ -55,7 +55,23 @@ class Setting:
     seeds: tuple[int, ...] = ()  # training seeds; (): the experiment's
     task: Words = ()  # changes of the base's task: what it is evaluated and refined on
     student: Words = ()  # of a `train` on the base's data that makes what is refined in place of the base
+    rollouts: int = 0  # episodes that the base plays and records before; {rollouts} in the words is their dataset
     in_mean: bool = True  # its `refined` counts in the mean over tasks
+
+    @property
+    def base_name(self) -> str:
+        """The setting's name of the base itself: those of a task share it."""
+        task, slash, _ = self.prefix.partition("/")
+        return f"{task}{slash}base"
+
+    def with_rollouts(self, path: Path) -> Setting:
+        """Put the path of recorded rollouts into all words."""
+
+        def filled(words: Words) -> Words:
+            return tuple(word.replace("{rollouts}", str(path)) for word in words)
+
+        refine = {name: filled(words) for name, words in self.refine.items()}
+        return replace(self, student=filled(self.student), refine=refine)
 
 
 @dataclass(frozen=True)
@@ -102,16 +118,22 @@ def _settings(
     bases: list[str] | dict[str, list[str] | None],
     refine: dict[str, list[str]],
     overrides: tuple[str, ...] = (),
+    prefix: str | None = None,
     **others: Any,
 ) -> Iterator[dict[str, Any]]:
-    """Yield the setting of each base. Later words win: those of all, of the refinement, of the base."""
+    """Yield the setting of each base. Later words win: those of all, of the refinement, of the base.
+
+    Args:
+        prefix: of the settings' names, where {task} is the base's; None: <task>/ where there are several bases.
+    """
     own = bases if isinstance(bases, dict) else {name: [] for name in bases}
     for name, words in own.items():
         if name not in named:
             raise ConfigError(f"bases: there is no base {name!r}. {closest(name, named)}")
-        prefix = f"{named[name].label.lower()}/" if len(own) > 1 else ""
+        label = named[name].label.lower()
+        leads = f"{label}/" * (len(own) > 1) if prefix is None else prefix.replace("{task}", label)
         texts = {setting: [*overrides, *change, *(words or ())] for setting, change in refine.items()}
-        yield {"prefix": prefix, **others, "base": named[name], "refine": texts}
+        yield {**others, "prefix": leads, "base": named[name], "refine": texts}
 
 
 BASES, EXPERIMENTS = read_plan()

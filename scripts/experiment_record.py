@@ -43,8 +43,8 @@ def record(
     A pool or a mean is made only of all training seeds and tasks, so a part that was run alone never stands for all.
     """
     command = f"python scripts/experiments.py {id}"
-    labels = {f"{s.prefix}{name}": s.seeds or experiment.seeds for s in experiment.settings
-              for name in ("base", *s.refine)}  # fmt: skip
+    labels = {label: s.seeds or experiment.seeds for s in experiment.settings
+              for label in (s.base_name, *(f"{s.prefix}{name}" for name in s.refine))}  # fmt: skip
     again = {(f"{s.prefix}{name}", seed) for s, name, seed in work}  # their curves may have had other steps
     rows = {r.key: r for r in before if experiment.kept and r.setting.startswith(experiment.kept)
             or r.seeds in labels.get(_curve_of(r.setting), ())
@@ -90,7 +90,7 @@ def _of_seed(id: str, command: str, experiment: Experiment, job: Job, result: Fo
     label = f"{setting.prefix}{name}"
     about = f"{setting.base.demos} demonstrations, expert noise {setting.base.expert_noise:g}"
     about += "".join(f"; {change}" for change in setting.task)
-    yield of_rows(result.base, id=id, setting=f"{setting.prefix}base", seed=seed, notes=about, command=command,
+    yield of_rows(result.base, id=id, setting=setting.base_name, seed=seed, notes=about, command=command,
                   commit=result.commits[0])  # fmt: skip
     begins = f"after {' '.join(setting.student)}; " if setting.student else ""
     how = f"{begins}{' '.join(setting.refine[name])}; {result.jobs} at a time"
@@ -146,11 +146,12 @@ def save_rows(path: Path, work: Sequence[Job], found: Sequence[Found]) -> None:
     """
     frames = []
     for (setting, name, seed), result in zip(work, found, strict=True):
-        parts = {("base", 0): result.base, (name, result.env_steps): result.rows}
-        parts |= {(f"{name}, while training", step): rows for step, rows in result.evaluations.items()}
-        for (label, step), rows in parts.items():
+        label = f"{setting.prefix}{name}"
+        parts = {(setting.base_name, 0): result.base, (label, result.env_steps): result.rows}
+        parts |= {(f"{label}, while training", step): rows for step, rows in result.evaluations.items()}
+        for (part, step), rows in parts.items():
             frames.append(rows.frame.drop(columns=["policy", "task", "wall_s", "deterministic"]).assign(
-                setting=setting.prefix + label, train_seed=seed, env_step=step))  # fmt: skip
+                setting=part, train_seed=seed, env_step=step))  # fmt: skip
     whole = pd.concat(frames, ignore_index=True).drop_duplicates(["setting", "train_seed", "env_step", "seed"])
     if path.exists():
         old = pd.read_parquet(path)

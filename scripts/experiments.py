@@ -148,7 +148,10 @@ def refine(out: Path, id: str, setting: Setting, name: str, seed: int, jobs: int
     threads = max(1, (os.cpu_count() or 1) // jobs)
     base = out.resolve() / "bases" / f"{setting.base.name}-{seed}"
     run = out.resolve() / id / f"{setting.prefix.replace('/', '-')}{name}-{seed}"
-    over, log = list(setting.refine[name]), run / "log.txt"
+    log = run / "log.txt"
+    if setting.rollouts:
+        setting = setting.with_rollouts(record_rollouts(setting.base, base, seed, setting.rollouts, threads))
+    over = list(setting.refine[name])
     before = before_it(out.resolve() / id, setting, base, seed, threads)
     begin = student_of(out.resolve() / id, setting, base, seed, threads) if setting.student else None
     if not trains(setting.refine[name]):
@@ -178,6 +181,17 @@ def refine(out: Path, id: str, setting: Setting, name: str, seed: int, jobs: int
     )  # fmt: skip
     print(f"{id} {setting.prefix}{name} {seed}: {found.rows.summary()}, {found.wall_s:.0f} s", flush=True)
     return found
+
+
+def record_rollouts(base: Base, folder: Path, seed: int, episodes: int, threads: int) -> Path:
+    """Return the dataset of so many episodes that the base in `folder` plays, failures too."""
+    data = folder / f"rollouts-{episodes}"
+    with ONE_AT_A_TIME:  # several refinements of a base want the same
+        if recorded(data) != "whole":
+            robopolicy("demos", *task_of(base), f"out={data}", f"episodes={episodes}", "only_success=false",
+                       "expert._target_=policy", f"expert.checkpoint={policy_of(base, folder)}", f"seed={1000 + seed}",
+                       *envs_of(base), "overwrite=true", threads=threads, log=folder / "log.txt")  # fmt: skip
+    return data
 
 
 def before_it(out: Path, setting: Setting, base: Path, seed: int, threads: int) -> EpisodeTable:

@@ -24,7 +24,6 @@ from robopolicy.config.instantiate import build
 from robopolicy.core.rng import episode_seeds
 from robopolicy.datasets.episodes import held_out, take
 from robopolicy.datasets.lerobot_reader import load_episodes
-from robopolicy.datasets.metadata import recorded
 from robopolicy.evaluation.gate_checks import check_policies
 from robopolicy.evaluation.off_policy_evaluation import (
     HEADS,
@@ -41,7 +40,7 @@ from robopolicy.utils.provenance import commit
 from robopolicy.utils.threads import set_threads
 from scripts.experiment_plan import BASES as PLANNED
 from scripts.experiment_plan import Base
-from scripts.experiments import robopolicy, train_base
+from scripts.experiments import record_rollouts, robopolicy, train_base
 from scripts.kept_lines import keep_line, kept_lines
 
 ROOT, ID = Path(__file__).resolve().parents[1], "gate_quality"
@@ -69,18 +68,13 @@ class Judged(NamedTuple):
 
 
 def candidates(out: Path, base: Base, seed: int) -> list[Path]:
-    """Train and return the checkpoints along every method; record the rollouts before."""
+    """Record rollouts, train, and return the checkpoints along every method."""
     start, here = out / "bases" / f"{base.name}-{seed}", out / ID / f"{base.name}-{seed}"
     train_base(out, base, seed, 1)
-    if recorded(here / "rollouts") != "whole":
-        robopolicy(
-            "demos", f"task={base.task}", f"out={here / 'rollouts'}", f"episodes={ROLLOUTS}", "only_success=false",
-            "expert._target_=policy", f"expert.checkpoint={start / 'bc'}", f"seed={1000 + seed}", "overwrite=true",
-            threads=1, log=here / "log.txt",
-        )  # fmt: skip
+    rollouts = record_rollouts(base, start, seed, ROLLOUTS, 1)
     found = list[Path]()
     offline = (
-        f"base={start / 'bc'}", f"loop.rollouts.own={here / 'rollouts'}", f"loop.held_out={HELD_OUT}", f"seed={seed}",
+        f"base={start / 'bc'}", f"loop.rollouts.own={rollouts}", f"loop.held_out={HELD_OUT}", f"seed={seed}",
         "loop.save_every=250", f"loop.critic_only_updates={CRITIC_ONLY}",
     )  # fmt: skip
     for name, (algo, *overrides) in METHODS.items():
@@ -107,7 +101,7 @@ def judge(out: Path, base: Base, seed: int, level: float) -> list[Judged]:
     env = build({"_target_": "native", "task": base.task}, "task", num_envs=100, seed=0)
     seeds = episode_seeds("validation", 0, EPISODES)
     reference = load_policy(start / "bc")
-    rollouts = load_episodes(here / "rollouts", needed=dict(reference.spec.observation))
+    rollouts = load_episodes(start / f"rollouts-{ROLLOUTS}", needed=dict(reference.spec.observation))
     unseen = take(rollouts, held_out(rollouts, HELD_OUT))
     reader = check_policies(reference, reference, unseen)
     updates = max(UPDATES, updates_needed(unseen, reader.spec.n_action_steps))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from itertools import cycle
 from pathlib import Path
 from statistics import fmean
 
@@ -21,7 +23,7 @@ _MARK = {
     "not measured": "not measured yet",
 }
 CURVE = "curve_success_rate"  # of rows that are drawn over env steps and time, setting <route>/at_<env step>
-_COLOURS = ("c1", "c2", "c3", "c4", "c5")
+_COLOURS = ("c1", "c2", "c3", "c4", "c5", "c6", "c7")
 
 
 def generate(docs: Path | str = "docs") -> dict[Path, str]:
@@ -91,10 +93,28 @@ def _renamed(rows: Sequence[Evidence]) -> list[tuple[str, str]]:
 def _plots(rows: Sequence[Evidence]) -> dict[str, str]:
     """SVGs, each by the end of its file's name."""
     charts = {"": interval_chart(_whiskers(rows), standalone=True)}
-    for end, label in (("-steps", "env steps"), ("-minutes", "minutes of training")):
-        series = _over(rows, end)
-        charts[end] = line_chart(series, title=f"Success by {label}", x_label=label, share=True, standalone=True)
+    for group, part in _groups(rows).items():
+        name, about = (f"-{group.replace('/', '-')}", f", {group}") if group else ("", "")
+        for end, label in (("-steps", "env steps"), ("-minutes", "minutes of training")):
+            series = _over(part, end)
+            charts[name + end] = line_chart(
+                series, title=f"Success by {label}{about}", x_label=label, share=True, standalone=True,
+                width=520 if len(series) < 6 else 760,
+            )  # fmt: skip
     return charts
+
+
+def _groups(rows: Sequence[Evidence]) -> dict[str, list[Evidence]]:
+    """Curves by what stands before their route's name, where there are more routes than colours; else all rows."""
+    curves = [row for row in rows if row.metric == CURVE]
+    if len({row.setting.rpartition("/")[0] for row in curves}) <= len(_COLOURS):
+        return {"": list(rows)}
+    groups: dict[str, list[Evidence]] = {}
+    for row in curves:
+        route, _, step = row.setting.rpartition("/")
+        group, _, name = route.rpartition("/")
+        groups.setdefault(group, []).append(replace(row, setting=f"{name}/{step}"))
+    return groups
 
 
 def _over(rows: Sequence[Evidence], end: str) -> list[Series]:
@@ -105,8 +125,8 @@ def _over(rows: Sequence[Evidence], end: str) -> list[Series]:
             curves.setdefault(row.setting.rpartition("/")[0], []).append(row)
     dots = [dot for dot in _routes(rows, end) if dot.name not in curves]
     beside = len(dots) > 1  # more than the base; both kinds then have the colours of the other charts
-    colours = dict(zip(curves, _COLOURS, strict=False)) | (_colours(rows) if beside else {})
-    series = [_series(name, mine, end, colours[name]) for name, mine in curves.items() if name in colours]
+    colours = dict(zip(curves, cycle(_COLOURS), strict=False)) | (_colours(rows) if beside else {})
+    series = [_series(name, mine, end, colours[name]) for name, mine in curves.items()]
     return series + (dots if beside else [])
 
 

@@ -17,7 +17,7 @@ from robopolicy.cli.verbs import find_verb
 from robopolicy.config.compose import compose
 from robopolicy.core.errors import RobopolicyError, UsageError
 from robopolicy.reporting.result_rows import ALL, Evidence, write
-from robopolicy.reporting.results_page import _colours, _over, _routes, _whiskers, generate
+from robopolicy.reporting.results_page import _colours, _groups, _over, _routes, _whiskers, generate
 from scripts import experiments
 from scripts.experiment_plan import EXPERIMENTS, Base, Experiment, Setting, read_plan, trains
 from scripts.experiment_record import Found, record, save_rows
@@ -185,6 +185,23 @@ def test_dots_stand_beside_the_curves_of_what_was_watched():
     assert [s.name for s in series] == ["slow", "quick"], "the base is where curves begin"
 
 
+def test_more_curves_than_colours_are_a_chart_for_each_group(tmp_path):
+    watched = replace(found(20), evaluations={0: make_rows([False] * 20), 100: make_rows([True] * 20)},
+                      seconds={0: 0.0, 100: 60.0})  # fmt: skip
+    many = {f"route_{i}": () for i in range(7)}
+    settings = [Setting(REACH.base, many, "reach/"), Setting(REACH.base, {"alone": ()}, "reach/offline/")]
+    work = [(s, name, 0) for s in settings for name in s.refine]
+    rows = record("crossed", Experiment(tuple(settings), (0,), ("curve",)), work, [watched] * 8, [])
+    groups = _groups(rows)
+    assert list(groups) == ["reach", "reach/offline"]
+    assert [s.name for s in _over(groups["reach"], "-steps")] == list(many)
+    assert len({s.colour for s in _over(groups["reach"], "-steps")}) == 7
+    write(rows, root=tmp_path / "docs" / "results")
+    charts = {p.name for p in generate(tmp_path / "docs")}
+    assert {"crossed-reach-steps.svg", "crossed-reach-offline-minutes.svg"} <= charts
+    assert [r.setting for r in rows if r.setting.endswith("base")] == ["reach/base"] * 2, "one base, and its pool"
+
+
 def test_a_setting_has_one_colour_in_all_charts():
     many = [found(n) for n in (20, 10, 16)]
     both = Setting(REACH.base, {"tried/first": (), "slow": (), "quick": ()})
@@ -214,8 +231,8 @@ def test_every_experiment_says_what_it_runs():
 
 TRAININGS = {
     (f"task={s.base.task}", *s.base.options, *words): f"{id}:{s.prefix}{name}"
-    for id, experiment in EXPERIMENTS.items() for s in experiment.settings for name, words in s.refine.items()
-    if trains(words)
+    for id, experiment in EXPERIMENTS.items() for s in experiment.settings
+    for name, words in s.with_rollouts(Path("x")).refine.items() if trains(words)
 }  # fmt: skip
 
 
@@ -347,6 +364,27 @@ def test_a_student_of_the_base_is_imitated_first_and_refined_in_its_place(tmp_pa
     with pytest.raises(FileNotFoundError):
         experiments.refine(tmp_path, "x", setting, "ppo", 0, 1)
     assert [a for a in commands[6] if a.startswith(("base=", "teacher="))] == [f"base={begin}"]
+
+
+def test_rollouts_of_the_base_are_recorded_once_and_named_in_the_words(tmp_path, monkeypatch):
+    commands, at = [], tmp_path / "bases" / "reach-5x0.5-0"
+
+    def call(module, *arguments, threads, log):
+        commands.append(arguments)
+
+    monkeypatch.setattr(experiments, "call", call)
+    monkeypatch.setattr(experiments, "recorded", lambda data: "whole" if len(commands) else "nothing")
+    make_rows([False, False]).save(at / "bc" / "episodes.csv")
+    learn = ("algo=residual", "loop.rollouts.own={rollouts}")
+    setting = Setting(Base("reach", 5, 0.5), {"kept": learn}, rollouts=7, student=("algo=offline", learn[1]))
+    for _ in range(2):
+        with pytest.raises(FileNotFoundError):  # no training behind it
+            experiments.refine(tmp_path, "x", setting, "kept", 0, 1)
+    assert [arguments[0] for arguments in commands] == ["demos", "train", "train", "eval"] + ["train", "train", "eval"]
+    data, policy = at / "rollouts-7", at / "bc"
+    wanted = {f"out={data}", "episodes=7", "only_success=false", f"expert.checkpoint={policy}", "seed=1000"}
+    assert wanted <= set(commands[0])
+    assert f"loop.rollouts.own={data}" in commands[1] and f"loop.rollouts.own={data}" in commands[2]
 
 
 @pytest.mark.parametrize("fails", ["train_base", "refine"])
