@@ -1,12 +1,14 @@
 """Decisions of `robopolicy gate` beside true success: how often it accepts a policy that is not better than its base.
 
-    python scripts/gate_quality.py [--tasks pick stack] [--seeds 0 1] [--record]
+    python scripts/gate_quality.py [--tasks pick stack] [--seeds 0 1] [--estimators world_model] [--record]
 
 A base plays 300 episodes, which are recorded. Candidates are the checkpoints along the trainings of METHODS. Most learn
 from three quarters of the episodes and improve the policy. Those of the base's demonstrations, imitated once more by
-another seed, are as good as the base at best. The gate reads the other quarter of the episodes. Truth is the paired
-difference of success on the validation episodes. Bases are made as in scripts/experiments.py. Trainings that
-are complete, and decisions that are kept as lines of JSON beside them, are not made again.
+another seed, are seldom better than the base. Truth is the paired difference of success on the validation episodes.
+
+fitted_q: fitted Q evaluation on the other quarter of the episodes. world_model: imagined episodes, in a model of all
+episodes and the demonstrations. Bases are made as in scripts/experiments.py. Trainings that are complete, and decisions
+that are kept as lines of JSON beside them, are not made again.
 """
 
 from __future__ import annotations
@@ -14,6 +16,8 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -28,6 +32,7 @@ from robopolicy.evaluation.gate_checks import check_policies
 from robopolicy.evaluation.off_policy_evaluation import (
     HEADS,
     UPDATES,
+    GateResult,
     decided,
     fitted_values,
     updates_needed,
@@ -38,10 +43,11 @@ from robopolicy.reporting.result_rows import Evidence, measured, write
 from robopolicy.runs.checkpointer import load_policy
 from robopolicy.utils.provenance import commit
 from robopolicy.utils.threads import set_threads
+from robopolicy.world_models.evaluation.imagined_gain import decide_in_imagination
 from scripts.experiment_plan import BASES as PLANNED
 from scripts.experiment_plan import Base
 from scripts.experiments import record_rollouts, robopolicy, train_base
-from scripts.kept_lines import keep_line, kept_lines
+from scripts.kept_lines import Line, keep_line, kept_lines
 
 ROOT, ID = Path(__file__).resolve().parents[1], "gate_quality"
 BASES = {task: PLANNED[task] for task in ("pick", "stack", "push", "drawer", "reach")}
@@ -51,6 +57,7 @@ METHODS = {  # overrides of `robopolicy train`
     "fast": ("algo=offline", "algo.actor_lr=3e-3"),
     "again": ("algo=bc", "loop.steps=3000", "loop.save_every=600"),  # the base's demonstrations imitated once more
 }
+MODEL = ("loop.steps=4000", "loop.success.precision=0.9", "loop.success.min_positives=24")
 HELD_OUT, ROLLOUTS, EPISODES = 0.25, 300, 300
 OTHER_SEEDS = 100  # of the imitation that is not the base
 CRITIC_ONLY = 2_000  # updates before the policy changes
@@ -67,56 +74,110 @@ class Judged(NamedTuple):
     true: float
 
 
-def candidates(out: Path, base: Base, seed: int) -> list[Path]:
-    """Record rollouts, train, and return the checkpoints along every method."""
-    start, here = out / "bases" / f"{base.name}-{seed}", out / ID / f"{base.name}-{seed}"
-    train_base(out, base, seed, 1)
-    rollouts = record_rollouts(base, start, seed, ROLLOUTS, 1)
+@dataclass(frozen=True)
+class Study:
+    """A base and a training seed: what was recorded and trained in `start`, and learned from it in `here`."""
+
+    base: Base
+    seed: int
+    start: Path
+    here: Path
+
+    @property
+    def rollouts(self) -> Path:
+        return self.start / f"rollouts-{ROLLOUTS}"
+
+    def train(self, name: str, *words: str) -> Path:
+        robopolicy("train", f"run_dir={self.here / name}", "tracker=local", "threads=1", *words,
+                   threads=1, log=self.here / "log.txt")  # fmt: skip
+        return self.here / name
+
+    def kept(self, what: str, paths: Sequence[Path], level: float, judged: Callable[..., Iterator[Line]]) -> list[Line]:
+        """Return a line for each path: those on disk, and new ones of `judged`, which are kept."""
+        file = self.here / f"{what}.jsonl"
+        lines = kept_lines(file, {"level": level, "commit": commit()})
+        left = paths[len(lines) :]
+        for line in judged(self, left, level) if left else ():
+            lines.append(line)
+            keep_line(file, line)
+            print(f"{self.here.name}: {what}: {json.dumps(line)}", flush=True)
+        return lines
+
+
+def candidates(study: Study) -> list[Path]:
+    """Train, and return the checkpoints along every method."""
+    data, policy = study.start / "data", study.start / "bc"
     found = list[Path]()
     offline = (
-        f"base={start / 'bc'}", f"loop.rollouts.own={rollouts}", f"loop.held_out={HELD_OUT}", f"seed={seed}",
+        f"base={policy}", f"loop.rollouts.own={study.rollouts}", f"loop.held_out={HELD_OUT}", f"seed={study.seed}",
         "loop.save_every=250", f"loop.critic_only_updates={CRITIC_ONLY}",
     )  # fmt: skip
     for name, (algo, *overrides) in METHODS.items():
-        more = offline if algo == "algo=offline" else (f"seed={OTHER_SEEDS + seed}",)
-        robopolicy(
-            "train", algo, f"task={base.task}", f"dataset={start / 'data'}", f"run_dir={here / name}",
-            "tracker=local", "keep_checkpoints=100", "threads=1", *more, *overrides,
-            threads=1, log=here / "log.txt",
-        )  # fmt: skip
-        saved = sorted((here / name / "checkpoints").glob("step_*"))
+        more = offline if algo == "algo=offline" else (f"seed={OTHER_SEEDS + study.seed}",)
+        run = study.train(name, algo, f"task={study.base.task}", f"dataset={data}", "keep_checkpoints=100",
+                          *more, *overrides)  # fmt: skip
+        saved = sorted((run / "checkpoints").glob("step_*"))
         first = CRITIC_ONLY if more is offline else 0  # checkpoints before it are the base
         found += [path for path in saved if int(path.name.removeprefix("step_")) > first]
     return found
 
 
-def judge(out: Path, base: Base, seed: int, level: float) -> list[Judged]:
-    """Return the decision about every candidate of one base, beside its true gain."""
-    start, here = out / "bases" / f"{base.name}-{seed}", out / ID / f"{base.name}-{seed}"
-    paths = candidates(out, base, seed)
-    file = here / "judged.jsonl"
-    found = [Judged(**line) for line in kept_lines(file, {"level": level, "commit": commit()})]
-    if len(found) == len(paths):
-        return found
-    env = build({"_target_": "native", "task": base.task}, "task", num_envs=100, seed=0)
+def truth(study: Study, paths: Sequence[Path], level: float) -> Iterator[Line]:
+    """Yield the difference of success to the base on the validation episodes."""
+    env = build({"_target_": "native", "task": study.base.task}, "task", num_envs=100, seed=0)
     seeds = episode_seeds("validation", 0, EPISODES)
-    reference = load_policy(start / "bc")
-    rollouts = load_episodes(start / f"rollouts-{ROLLOUTS}", needed=dict(reference.spec.observation))
+    before, *rates = (evaluate(load_policy(path), env, seeds, policy_id=path.name).success_rate().value
+                      for path in (study.start / "bc", *paths))  # fmt: skip
+    for path, rate in zip(paths, rates, strict=True):
+        yield {"name": name_of(study, path), "true": rate - before}
+
+
+def fitted_q(study: Study, paths: Sequence[Path], level: float) -> Iterator[Line]:
+    """Yield the decisions on the held-out episodes."""
+    reference = load_policy(study.start / "bc")
+    rollouts = load_episodes(study.rollouts, needed=dict(reference.spec.observation))
     unseen = take(rollouts, held_out(rollouts, HELD_OUT))
     reader = check_policies(reference, reference, unseen)
     updates = max(UPDATES, updates_needed(unseen, reader.spec.n_action_steps))
-    fit = partial(fitted_values, base=reader, episodes=unseen, seed=seed, heads=HEADS, updates=updates)
+    fit = partial(fitted_values, base=reader, episodes=unseen, seed=study.seed, heads=HEADS, updates=updates)
     value = fit(reference)  # of the base: `gate` fits it for every candidate again
-    before = evaluate(reference, env, seeds, policy_id="base").success_rate().value
-    for path in paths[len(found) :]:
-        policy = load_policy(path)
-        result = decided(fit(policy), value, level=level, episodes=unseen.num_episodes)
-        true = evaluate(policy, env, seeds, policy_id=path.name).success_rate().value - before
-        name = f"{base.name}-{seed}/{path.parents[1].name}/{path.name}"
-        found.append(Judged(name, result.accepted, result.gain, result.low, true))
-        keep_line(file, found[-1]._asdict())
-        print(json.dumps(found[-1]._asdict()), flush=True)
-    return found
+    for path in paths:
+        yield line_of(study, path, decided(fit(load_policy(path)), value, level=level, episodes=unseen.num_episodes))
+
+
+def world_model(study: Study, paths: Sequence[Path], level: float) -> Iterator[Line]:
+    """Yield the decisions by imagined episodes."""
+    data = (f"dataset={study.rollouts}", f"loop.data.demos={study.start / 'data'}")
+    run = study.train("world", "algo=world_model", *data, *MODEL, "seed=0")
+    env = build({"_target_": "imagined", "model": run, "even_if_bad": True}, "world", num_envs=1, seed=0)
+    reference = load_policy(study.start / "bc")
+    for path in paths:
+        yield line_of(study, path, decide_in_imagination(load_policy(path), reference, env, level=level))
+
+
+ESTIMATORS = {"fitted_q": fitted_q, "world_model": world_model}
+
+
+def line_of(study: Study, path: Path, result: GateResult) -> Line:
+    return {"name": name_of(study, path), "accepted": result.accepted, "gain": result.gain, "low": result.low}
+
+
+def name_of(study: Study, path: Path) -> str:
+    return f"{study.here.name}/{path.parents[1].name}/{path.name}"
+
+
+def judge(out: Path, base: Base, seed: int, level: float, estimators: Sequence[str]) -> dict[str, list[Judged]]:
+    """Return the decisions of each estimator about every candidate of one base, beside its true gain."""
+    name = f"{base.name}-{seed}"
+    study = Study(base, seed, out / "bases" / name, out / ID / name)
+    train_base(out, base, seed, 1)
+    record_rollouts(base, study.start, seed, ROLLOUTS, 1)
+    paths = candidates(study)
+    true = {line["name"]: line["true"] for line in study.kept("truth", paths, level, truth)}
+    return {
+        each: [Judged(**line, true=true[line["name"]]) for line in study.kept(each, paths, level, ESTIMATORS[each])]
+        for each in estimators
+    }
 
 
 def rows_of(setting: str, judged: list[Judged], level: float) -> list[Evidence]:
@@ -141,7 +202,7 @@ def gain_of(task: str, seed: int, judged: list[Judged]) -> Evidence:
     last = [j for j in judged if "/preset/" in j.name][-1]
     return measured(
         id=ID, setting=task, metric="gain_points", interval=round(100 * last.true, 3), seeds=seed, episodes=EPISODES,
-        notes=f"algo=offline from {ROLLOUTS} rollouts, {last.name}; gate: {'accepted' if last.accepted else 'refused'}",
+        notes=f"algo=offline from {ROLLOUTS} rollouts, {last.name}",
     )  # fmt: skip
 
 
@@ -150,22 +211,26 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("runs/experiments"), help="run directories go here")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1], help="training seeds")
     parser.add_argument("--tasks", choices=BASES, nargs="+", default=list(BASES))
+    parser.add_argument("--estimators", choices=ESTIMATORS, nargs="+", default=list(ESTIMATORS))
     parser.add_argument("--level", type=float, default=0.9)
     parser.add_argument("--record", action="store_true", help=f"add to docs/results/{ID}.json")
     options = parser.parse_args()
     set_threads(1)
-    found = list[Judged]()
+    found: dict[str, list[Judged]] = {each: [] for each in options.estimators}
+    rows = list[Evidence]()
     for task in options.tasks:
-        by_seed = {s: judge(options.out.resolve(), BASES[task], s, options.level) for s in options.seeds}
-        judged = [j for each in by_seed.values() for j in each]
-        rows = rows_of(task, judged, options.level) + [gain_of(task, seed, each) for seed, each in by_seed.items()]
-        found += judged
-        if options.record:
-            write(rows, root=ROOT / "docs" / "results")
-    for row in (rows := rows_of("all", found, options.level)):
-        print(f"{row.metric} {row.value:.3f} ({row.low:.3f} to {row.high:.3f}); {row.notes}")
+        by_seed = {seed: judge(options.out.resolve(), BASES[task], seed, options.level, options.estimators)
+                   for seed in options.seeds}  # fmt: skip
+        rows += [gain_of(task, seed, next(iter(judged.values()))) for seed, judged in by_seed.items()]
+        for each in options.estimators:
+            mine = [j for judged in by_seed.values() for j in judged[each]]
+            rows += rows_of(f"{each}/{task}", mine, options.level)
+            found[each] += mine
+    every = [row for each, judged in found.items() for row in rows_of(f"{each}/all", judged, options.level)]
+    for row in every:
+        print(f"{row.setting} {row.metric} {row.value:.3f} ({row.low:.3f} to {row.high:.3f}); {row.notes}")
     if options.record:
-        print(*write(rows, root=ROOT / "docs" / "results"), file=sys.stderr)
+        print(*write([*rows, *every], root=ROOT / "docs" / "results"), file=sys.stderr)
 
 
 if __name__ == "__main__":

@@ -1,14 +1,15 @@
-"""`robopolicy gate`: decide from recorded episodes whether a policy is better than its base."""
+"""`robopolicy gate`: decide from recorded episodes, or in a world model, whether a policy is better than its base."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from robopolicy.config.schema import Count, Fraction
+from robopolicy.config.instantiate import build
+from robopolicy.config.schema import Count, Fraction, Node
 from robopolicy.core.errors import ConfigError, SpecError
 from robopolicy.core.types import BASE_ACTION
 from robopolicy.datasets.compatibility import misfits
@@ -24,6 +25,7 @@ from robopolicy.runs.logger import Tracker
 from robopolicy.runs.run_dir import read_config
 from robopolicy.utils.atomic import write_atomically
 from robopolicy.utils.threads import set_threads
+from robopolicy.world_models.evaluation.imagined_gain import decide_in_imagination
 
 FILE = "gate.json"  # the decision, in out=
 _HELD_OUT = "loop.held_out"
@@ -33,49 +35,60 @@ def gate(
     *,
     candidate: Path,
     base: Path | None = None,
-    dataset: Path,
+    dataset: Path | None = None,
     rollouts: dict[str, Path] | None = None,
     held_out: Fraction | None = None,
+    world: Node | None = None,
     level: Fraction = 0.9,
     updates: Count = 1_500,
     out: Path | None = None,
     seed: int = 0,
     threads: Count | None = None,
 ) -> GateResult:
-    """Judge `candidate` against `base` by fitted Q evaluation on held-out episodes of `dataset`; no env step is taken.
+    """Judge `candidate` against `base` by fitted Q evaluation on held-out episodes of `dataset`, or in a `world`.
+
+    No env step is taken.
 
     Args:
         candidate: run, checkpoint or policy directory. base: the same of the reference; None: the candidate's base.
-        dataset: recorded rollouts (LeRobotDataset v3), with failures and successes.
+        dataset: recorded rollouts (LeRobotDataset v3), with failures and successes; None: with a `world` alone.
         rollouts: further ones, {name: path}, that are judged on too.
         held_out: share of the dataset's episodes that is read; None: as both policies' trainings left out, or all
             where neither learned from this dataset.
+        world: node of an imagined env. Both policies then play imagined episodes from starts that its model was not
+            trained on, and no dataset is read.
         level: confidence of each bound; the candidate is accepted where the lower bound of its gain is above 0.
         updates: TD steps of each policy's critic; more are taken where success takes long.
         out: folder of gate.json, the decision; None: it is only printed.
         seed: of resamples and batches. threads: of torch; None: its choice.
 
     Raises:
-        ConfigError: the base is not known, or one of the policies learned from the episodes. SpecError, DataError: see
-            joined and robopolicy.evaluation.off_policy_evaluation.gate.
+        ConfigError: the base is not known, one of the policies learned from the episodes or in the world, or neither or
+            both of a dataset and a world are given. SpecError, DataError: see joined and
+            robopolicy.evaluation.off_policy_evaluation.gate. CheckpointError: not a trained world model.
     """
     set_threads(threads)
+    named = {"dataset": dataset, **{f"rollouts.{name}": path for name, path in (rollouts or {}).items()}}
+    datasets = {key: path for key, path in named.items() if path is not None}
+    _check_sources(datasets, world)
     run, config = run_of(candidate)
     given = config.get("base")
     if base is None and (base := there(given) if given else None) is None:
         raise ConfigError(f"base: {candidate} does not say which policy it refines. Give base=<run directory>.")
     base_run, base_config = run_of(base)
-    named = {"dataset": dataset, **{f"rollouts.{name}": path for name, path in (rollouts or {}).items()}}
     learners = [*lineage("candidate", run, config), *lineage("base", base_run, base_config)]
-    shares = {
-        key: min(unseen_share(at, its, path, held_out, policy=name) for name, at, its in learners)
-        for key, path in named.items()
-    }
-    policies = load_policy(candidate), load_policy(base)
-    needed = {k: f for policy in policies for k, f in policy.spec.observation.items() if k != BASE_ACTION}
-    whole = {key: load_episodes(path, needed=needed) for key, path in named.items()}
-    unseen = joined({f"{key}={named[key]}": take(e, held_out_of(e, shares[key])) for key, e in whole.items()})
-    result = decide(*policies, unseen, level=level, seed=seed, updates=updates, tracker=Tracker())
+    if world is not None:
+        result = in_world(candidate, base, world, learners, level=level, seed=seed)
+    else:
+        shares = {
+            key: min(unseen_share(at, its, path, held_out, policy=name) for name, at, its in learners)
+            for key, path in datasets.items()
+        }
+        policies = load_policy(candidate), load_policy(base)
+        needed = {k: f for policy in policies for k, f in policy.spec.observation.items() if k != BASE_ACTION}
+        whole = {key: load_episodes(path, needed=needed) for key, path in datasets.items()}
+        unseen = joined({f"{key}={named[key]}": take(e, held_out_of(e, shares[key])) for key, e in whole.items()})
+        result = decide(*policies, unseen, level=level, seed=seed, updates=updates, tracker=Tracker())
     alone = tuple(name for name, found in (("candidate", run), ("base", base_run)) if found is None)
     result = replace(result, without_run=alone)
     print(text(result), *without_run(result), sep="\n")
@@ -83,6 +96,48 @@ def gate(
         out.mkdir(parents=True, exist_ok=True)
         write_atomically(out / FILE, json.dumps(asdict(result), indent=1) + "\n")
     return result
+
+
+def _check_sources(datasets: dict[str, Path], world: Node | None) -> None:
+    if world is None and "dataset" not in datasets:
+        raise ConfigError(
+            "dataset: needs a value, recorded rollouts to judge on: dataset=data/rollouts. Or judge in a world model: "
+            "world=imagined world.model=<run directory of train algo=world_model>."
+        )
+    if world is not None and datasets:
+        raise ConfigError(
+            f"{', '.join(datasets)}: a gate in a world model reads no rollouts, its model was trained on them. "
+            "Leave them away, or leave world away."
+        )
+
+
+def in_world(
+    candidate: Path,
+    base: Path,
+    world: Node,
+    learners: Sequence[tuple[str, Path | None, dict[str, Any]]],
+    *,
+    level: float,
+    seed: int,
+) -> GateResult:
+    """Judge `candidate` against `base` in the world model of an imagined env's node.
+
+    Raises:
+        ConfigError: one of `learners` learned in this model, or episodes are cut into branches. See make_imagined.make
+            and decide_in_imagination for others.
+    """
+    for name, at, its in learners:
+        model = (its.get("world") or {}).get("model")
+        if at is not None and same_input(at, "world.model", model, str(world.get("model")), its):
+            raise ConfigError(
+                f"world.model={world['model']}: the {name} learned in this world model, and so fits its errors. Train "
+                "another one, on other episodes."
+            )
+    env = build({**world, "gate": None}, "world", num_envs=1, seed=seed)
+    if env.spec.branches:
+        raise ConfigError("world.branch: cuts episodes, and policies are judged on whole ones. Leave it away.")
+    one, other = (load_policy(path, env=env.spec) for path in (candidate, base))
+    return decide_in_imagination(one, other, env, level=level, seed=seed)
 
 
 def joined(parts: dict[str, Episodes]) -> Episodes:
@@ -103,12 +158,22 @@ def joined(parts: dict[str, Episodes]) -> Episodes:
 
 def text(result: GateResult) -> str:
     """Return the decision, and a warning about its level."""
+    decided = "accepted" if result.accepted else "refused"
+    if result.estimator == "world_model":
+        gain, low, high = (100 * value for value in (result.gain, result.low, result.high))
+        return (
+            f"{decided}: success changes by {gain:+.1f} points ({low:+.1f} to {high:+.1f} at {100 * result.level:g}% "
+            f"each), in a world model from {result.episodes} held-out starts. It was too uncertain of "
+            f"{100 * result.uncertain:.0f}% of the candidate's episodes, which count as failures.\n"
+            "The bounds are those of starts and members: errors that all members share are not in them. Where you can "
+            "play episodes, compare too."
+        )
     far = (
         f"Its chunks lie {result.distance:.1f} times as far from the recorded ones as the base's, expected at most "
         f"{FARTHEST:g}: what they bring is not in the data.\n"
     )
     return (
-        f"{'accepted' if result.accepted else 'refused'}: the value changes by {result.gain:+.4f} "
+        f"{decided}: the value changes by {result.gain:+.4f} "
         f"({result.low:+.4f} to {result.high:+.4f} at {100 * result.level:g}% each), by fitted Q evaluation on "
         f"{result.episodes} held-out episodes.\n"
         f"{far if result.distance > FARTHEST else ''}"

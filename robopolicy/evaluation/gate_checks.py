@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from robopolicy.core.errors import DataError, SpecError
+from robopolicy.core.errors import ConfigError, DataError, SpecError
 from robopolicy.datasets.compatibility import misfits
 from robopolicy.datasets.episodes import Episodes, succeeded
 from robopolicy.policies.base import DenoisingPolicy, LikelihoodPolicy, Policy
 
 FEWEST = 20  # episodes that a decision needs
 Reader = DenoisingPolicy | LikelihoodPolicy  # policies whose encoded observations critics can read
+
+
+def check_level(level: float) -> None:
+    """Raise ConfigError unless `level` is a confidence."""
+    if not 0.5 <= level < 1.0:
+        raise ConfigError(f"level={level}: expected a confidence from 0.5 to below 1, e.g. 0.9")
 
 
 def check_policies(candidate: Policy, base: Policy, episodes: Episodes) -> Reader:

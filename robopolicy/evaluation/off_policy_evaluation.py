@@ -14,7 +14,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from statistics import NormalDist
-from typing import Any, NamedTuple, cast
+from typing import Any, Literal, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -23,11 +23,10 @@ from robopolicy.buffers.chunk_replay_buffer import ChunkBatch, ChunkReplay
 from robopolicy.buffers.recorded_rollouts import replay_of_episodes
 from robopolicy.buffers.relabeling import CHUNK
 from robopolicy.buffers.replay_buffer import split_batches
-from robopolicy.core.errors import ConfigError
 from robopolicy.core.protocols import Progress, ShowsProgress
 from robopolicy.core.types import Obs
 from robopolicy.datasets.episodes import Episodes, succeeded
-from robopolicy.evaluation.gate_checks import Reader, check_episodes, check_policies
+from robopolicy.evaluation.gate_checks import Reader, check_episodes, check_level, check_policies
 from robopolicy.networks.critics import CriticEnsemble
 from robopolicy.policies.base import SEEN, Policy, use_tasks
 from robopolicy.policies.normalizer import ACTION
@@ -45,12 +44,15 @@ _CHUNK, _WEIGHT = "chunk", "weight"  # keys of a frame beside its encoded observ
 
 @dataclass(frozen=True)
 class GateResult:
-    """The decision about a candidate; values are discounted returns from the episodes' first frames.
+    """The decision about a candidate.
 
-    `accepted`: `low` is above 0, and `distance` at most FARTHEST. `gain`: the candidate's value minus the base's.
-    `low`, `high`: one-sided bounds of the gain at `level` each. `episodes`: number of episodes that it was judged on.
-    `without_run`: policies, "candidate" or "base", that no run lies beside: they count as having learned from none of
-    the episodes. `distance`: of the candidate's chunks from the recorded ones, as a multiple of the base's.
+    `accepted`: `low` is above 0, and the `estimator` trusts its data. `gain`: the candidate's value minus the base's:
+    the discounted return from the episodes' first frames, or, in a world model, the rate of success. `low`, `high`:
+    one-sided bounds of the gain at `level` each. `episodes`: number of recorded episodes that it was judged on; in a
+    world model the number of its starts. `without_run`: policies, "candidate" or "base", that no run lies beside: they
+    count as having learned from none of the episodes. `distance`: of the candidate's chunks from the recorded ones, as
+    a multiple of the base's, at most FARTHEST. `uncertain`: share of the candidate's imagined episodes that the world
+    model does not believe; they are failures.
     """
 
     accepted: bool
@@ -61,6 +63,8 @@ class GateResult:
     episodes: int
     without_run: tuple[str, ...] = ()
     distance: float = 1.0
+    uncertain: float = 0.0
+    estimator: Literal["fitted_q", "world_model"] = "fitted_q"
 
 
 class Fitted(NamedTuple):
@@ -94,8 +98,7 @@ def gate(
         DataError: fewer than FEWEST episodes, only failures or only successes, or neither rewards nor successes.
         ConfigError: the level is not between 0.5 and 1.
     """
-    if not 0.5 <= level < 1.0:
-        raise ConfigError(f"level={level}: expected a confidence from 0.5 to below 1, e.g. 0.9")
+    check_level(level)
     reader = check_policies(candidate, base, episodes)
     check_episodes(episodes)
     updates = max(updates, updates_needed(episodes, base.spec.n_action_steps))

@@ -16,6 +16,8 @@ from robopolicy.core.errors import ConfigError, SpecError
 from robopolicy.evaluation.off_policy_evaluation import GateResult
 from tests.evaluation.test_off_policy_evaluation import one_chunk
 from tests.fakes import PointPolicy
+from tests.world_models.point import at, point_env
+from tests.world_models.training.test_gate import STARTS, Walker
 
 
 @pytest.fixture
@@ -131,3 +133,54 @@ def test_rollouts_that_do_not_fit_the_first_are_refused_by_name() -> None:
     for other, said in (({"tasks": ("another",)}, "tasks"), ({"dt": 0.5}, "dt")):
         with pytest.raises(SpecError, match=rf"^rollouts\.more=b: .*(?s:.)*{said}"):
             joined({**parts, "rollouts.more=b": replace(one_chunk(30), **other)})
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({}, r"^dataset: needs a value.*world=imagined world\.model="),
+        ({"world": {"_target_": "imagined"}, "dataset": Path("a"), "rollouts": {"more": Path("b")}},
+         r"^dataset, rollouts\.more: a gate in a world model reads no rollouts"),
+    ],
+)  # fmt: skip
+def test_it_judges_on_episodes_or_in_a_world(given: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        gate(candidate=Path("a"), base=Path("b"), **given)
+
+
+@pytest.mark.parametrize(("learner", "key"), [("candidate", "world"), ("candidate", "base"), ("base", "world")])
+def test_a_world_that_a_policy_learned_in_is_refused(tmp_path: Path, learner: str, key: str) -> None:
+    """Its own, and that of the policy that it refines."""
+    world = {"_target_": "imagined", "model": str(tmp_path / "model")}
+    inside: dict[str, Any] = {"world": world} if key == "world" else {"base": str(tmp_path / "middle")}
+    for name in ("candidate", "base", "middle", "model"):
+        (tmp_path / name / "policy").mkdir(parents=True)
+        (tmp_path / name / "policy" / "policy.json").write_text("{}")
+        values = inside if name == learner else {"world": world} if name == "middle" else {}
+        (tmp_path / name / "config.yaml").write_text(yaml.safe_dump(values))
+    with pytest.raises(ConfigError, match=rf"world\.model=.*: the {learner}.* learned in this world model"):
+        gate(candidate=tmp_path / "candidate", base=tmp_path / "base", world=world)
+
+
+def test_a_decision_in_a_world_is_told_in_points(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("candidate", "base"):
+        (tmp_path / name / "policy").mkdir(parents=True)
+        (tmp_path / name / "policy" / "policy.json").write_text("{}")
+        (tmp_path / name / "config.yaml").write_text(yaml.safe_dump({"world": None}))
+    env = point_env(STARTS, 1)
+    env.held_out = lambda: at(STARTS)
+    policies = {"candidate": Walker(1.0), "base": Walker(0.0)}
+    monkeypatch.setattr(gate_verb, "build", lambda *_, **__: env)
+    monkeypatch.setattr(gate_verb, "load_policy", lambda path, **_: policies[path.name])
+    world = {"_target_": "imagined", "model": str(tmp_path / "model")}
+    result = gate(candidate=tmp_path / "candidate", base=tmp_path / "base", world=world, out=tmp_path / "out")
+    assert result.accepted and result.estimator == "world_model"
+    said = capsys.readouterr().out
+    assert "accepted: success changes by +100.0 points (+100.0 to +100.0 at 90% each)" in said
+    assert "from 20 held-out starts. It was too uncertain of 0%" in said
+    assert json.loads((tmp_path / "out" / "gate.json").read_text())["estimator"] == "world_model"
+    env.spec = replace(env.spec, branches=True)
+    with pytest.raises(ConfigError, match=r"world\.branch: cuts episodes"):
+        gate(candidate=tmp_path / "candidate", base=tmp_path / "base", world=world)

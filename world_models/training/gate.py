@@ -23,6 +23,7 @@ from robopolicy.policies.base import Policy
 from robopolicy.utils.atomic import write_atomically
 from robopolicy.world_models.envs.imagined import ImaginedEnv
 from robopolicy.world_models.evaluation.imagined_evaluation import (
+    DIVERGED,
     ImaginedEvaluation,
     ImaginedScores,
     crossed_bootstrap,
@@ -30,7 +31,6 @@ from robopolicy.world_models.evaluation.imagined_evaluation import (
 )
 
 LEVEL = 0.95  # of the intervals that are shown
-_DIVERGED = 0.01  # largest share of episodes with non-finite numbers
 
 
 class Gate:
@@ -102,7 +102,7 @@ class Gate:
     def _decide(self, scores: ImaginedScores) -> tuple[Interval | None, str]:
         """Return the gain over the last accepted policy, and the reason of a refusal or ""."""
         lost = float(scores.diverged.double().mean())
-        if lost > _DIVERGED:
+        if lost > DIVERGED:
             return None, f"the model has diverged: its numbers are not finite in {100 * lost:.0f}% of the episodes"
         if self.scores is None:
             return None, ""

@@ -1,0 +1,60 @@
+"""The decision in a world model, in a world whose true answer is known: going to the origin succeeds."""
+
+from __future__ import annotations
+
+import pytest
+
+from robopolicy.core.errors import ConfigError
+from robopolicy.world_models.envs.imagined import ImaginedEnv
+from robopolicy.world_models.evaluation.imagined_gain import decide_in_imagination
+from tests.world_models.point import at, point_env
+from tests.world_models.training.test_gate import STARTS, Walker
+
+
+def env(starts: list[list[float]] = STARTS, *, bound: float = 1.0) -> ImaginedEnv:
+    made = point_env(starts, 1, bound=bound)
+    made.held_out = lambda: at(starts)
+    return made
+
+
+def test_a_policy_that_succeeds_more_often_is_accepted() -> None:
+    found = decide_in_imagination(Walker(1.0), Walker(0.0), env())
+    assert found.accepted and (found.gain, found.low, found.high) == (1.0, 1.0, 1.0)
+    assert (found.episodes, found.uncertain, found.estimator, found.level) == (20, 0.0, "world_model", 0.9)
+
+
+@pytest.mark.parametrize(("candidate", "base", "gain"), [(1.0, 1.0, 0.0), (0.0, 1.0, -1.0)])
+def test_a_policy_that_does_not_is_refused(candidate: float, base: float, gain: float) -> None:
+    found = decide_in_imagination(Walker(candidate), Walker(base), env())
+    assert not found.accepted and found.gain == gain
+
+
+def test_a_gain_at_one_start_of_twenty_is_not_sure() -> None:
+    """The base is too slow from one start. A resample leaves it out with probability 0.36."""
+    starts = [[0.1, 0.0]] * 19 + [[0.29, 0.0]]
+    sure, unsure = (decide_in_imagination(Walker(1.0), Walker(0.25), env(starts), level=level) for level in (0.6, 0.9))
+    assert sure.gain == unsure.gain == pytest.approx(0.05)
+    assert sure.accepted and not unsure.accepted
+
+
+def test_what_the_model_does_not_believe_is_a_failure() -> None:
+    found = decide_in_imagination(Walker(1.0, lift=0.1), Walker(0.0), env(bound=0.05))
+    assert not found.accepted and (found.gain, found.uncertain) == (0.0, 1.0)
+
+
+def test_a_candidate_that_the_model_cannot_compute_is_refused() -> None:
+    """Four of a hundred starts lead to numbers that are not finite; the others succeed."""
+    starts = [[-6.0, 0.0]] * 4 + [[0.1 + 0.001 * i, 0.0] for i in range(96)]
+    found = decide_in_imagination(Walker(1.0), Walker(0.0), env(starts))
+    assert found.low > 0.0 and not found.accepted
+
+
+@pytest.mark.parametrize("level", [0.4, 1.0])
+def test_a_level_that_is_none_is_refused(level: float) -> None:
+    with pytest.raises(ConfigError, match=r"level=.*from 0\.5 to below 1"):
+        decide_in_imagination(Walker(), Walker(), env(), level=level)
+
+
+def test_too_few_starts_are_refused() -> None:
+    with pytest.raises(ConfigError, match="at least 10; there are 9"):
+        decide_in_imagination(Walker(), Walker(), env(STARTS[:9]))

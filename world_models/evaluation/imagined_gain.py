@@ -1,0 +1,40 @@
+"""Decide in a world model whether a policy is better than its base, without an env step."""
+
+from __future__ import annotations
+
+from robopolicy.evaluation.gate_checks import check_level
+from robopolicy.evaluation.off_policy_evaluation import GateResult
+from robopolicy.policies.base import Policy
+from robopolicy.world_models.envs.imagined import ImaginedEnv
+from robopolicy.world_models.evaluation.imagined_evaluation import (
+    DIVERGED,
+    ImaginedEvaluation,
+    crossed_bootstrap,
+    evaluate_in_imagination,
+)
+
+
+def decide_in_imagination(
+    candidate: Policy, base: Policy, env: ImaginedEnv, *, level: float = 0.9, starts: int = 100, seed: int = 0
+) -> GateResult:
+    """Accept `candidate` where it succeeds more often than `base` in `env`'s model, with confidence `level`.
+
+    Both play the same episodes: the same held-out starts in every member of the model. The bounds are of a bootstrap
+    over starts and members. An episode of which the model is too uncertain is a failure of either policy.
+
+    Args:
+        level: of each one-sided bound. starts: at most so many, spread over those that the model was not trained on.
+        seed: of the resamples.
+
+    Raises:
+        ConfigError: the level is not between 0.5 and 1, or there are fewer than FEWEST held-out starts.
+    """
+    check_level(level)
+    evaluation = ImaginedEvaluation.crossed(env, starts)
+    now, before = (evaluate_in_imagination(policy, evaluation) for policy in (candidate, base))
+    gain = crossed_bootstrap(now.success.double() - before.success.double(), level=2.0 * level - 1.0, seed=seed)
+    uncertain, lost = (float(share.double().mean()) for share in (now.uncertain, now.diverged))
+    return GateResult(
+        gain.low > 0.0 and lost <= DIVERGED, *gain, level, now.success.shape[1], uncertain=uncertain,
+        estimator="world_model",
+    )  # fmt: skip
