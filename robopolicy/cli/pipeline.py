@@ -12,6 +12,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from robopolicy.cli.pipeline_gate import Estimator, Judge
 from robopolicy.cli.pipeline_plan import PlannedStage, Stage, begin, plan
 from robopolicy.cli.pipeline_stages import Flow, named
 from robopolicy.cli.quickstart import Stages
@@ -39,8 +40,10 @@ def pipeline(
     rollouts: Count = 300,
     look_episodes: Count = 100,
     env_steps: Count | None = None,
+    gate: Estimator = "fitted_q",
     level: Fraction = 0.9,
     imitate: dict[str, Any] | None = None,
+    model: dict[str, Any] | None = None,
     offline: dict[str, Any] | None = None,
     online: dict[str, Any] | None = None,
     one_step: dict[str, Any] | None = None,
@@ -63,8 +66,9 @@ def pipeline(
         rounds: of recording, imitation and offline learning; each begins with the accepted policy and all episodes.
         look_episodes: validation episodes by which `online` chooses its settings, see `refine`.
         env_steps: budget of `online` in primitive env steps; None: by the rules of `refine`.
+        gate: what it asks: fitted Q evaluation, or a world model of all episodes, which the stage `model` then learns.
         level: confidence of the gate, see the verb `gate`.
-        imitate, offline, online, one_step: further keys of `robopolicy train` for that stage.
+        imitate, model, offline, online, one_step: further keys of `robopolicy train` for that stage.
         episodes: number of episodes of the comparison.
         num_envs: N, envs at a time of all stages but `online`; None: as each command has it.
         seed: of everything random. device: of the networks. threads: of torch; None: torch's choice.
@@ -78,7 +82,7 @@ def pipeline(
     """
     check_budget(env_steps)
     set_threads(threads)
-    given = {"imitate": imitate, "offline": offline, "online": online, "one_step": one_step}
+    given = {"imitate": imitate, "model": model, "offline": offline, "online": online, "one_step": one_step}
     more = {name: keys or {} for name, keys in given.items()}
     console = Console()
     if (out / CONFIG).exists() or (out / "meta").exists():
@@ -88,19 +92,22 @@ def pipeline(
     out.mkdir(parents=True, exist_ok=True)
     _check_folders(out)
     with claimed(out, "out"):
-        flow = begin(out, base, dataset, task, stages, more, rollouts=rollouts, rounds=rounds, demos=demos)
+        judge = Judge(gate, level)
+        flow = begin(out, base, dataset, task, stages, more, rollouts=rollouts, rounds=rounds, demos=demos, judge=judge)
         flow.common = {"seed": seed, "device": device, "threads": threads, "tracker": grouped(tracker, out.name)}
-        flow.num_envs, flow.level = num_envs, level
+        flow.num_envs = num_envs
         work: dict[str, Callable[[int], Any]] = {
             "demos": lambda _: flow.demonstrate(demos or 0, expert_noise),
             "imitate": flow.imitate,
             "collect": lambda n: flow.collect(rollouts, n),
+            "model": flow.model,
             "offline": flow.offline,
             "online": lambda _: flow.online(look_episodes, env_steps),
             "one_step": lambda _: flow.one_step(),
             "compare": lambda _: flow.compare(episodes),
         }
-        steps = list(plan(stages, rounds, demos=demos is not None, base=base is not None))
+        steps = list(plan(stages, rounds, demos=demos is not None, base=base is not None,
+                          model=gate == "world_model"))  # fmt: skip
         shown = Stages(console, total=len(steps))
         for stage, n, about in steps:
             if n == 1 or not flow.settled:

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+from robopolicy.cli.pipeline_gate import Judge
 from robopolicy.cli.pipeline_stages import Flow, split_keys
 from robopolicy.cli.refine import own_dataset
 from robopolicy.cli.verbs import find_verb
@@ -19,6 +20,7 @@ STAGES: dict[str, str] = {  # in order
     "demos": "the expert of the task demonstrates it",
     "imitate": "a policy learns from the demonstrations",
     "collect": "the policy acts, and its episodes are recorded, failures too",
+    "model": "a world model learns from these episodes, and the gate judges in it",
     "offline": "a copy of the policy learns from these episodes, and a gate decides whether it is kept",
     "online": "reinforcement learning on top of the frozen policy, from success alone",
     "one_step": "a policy of one network call learns from the refined one",
@@ -26,10 +28,11 @@ STAGES: dict[str, str] = {  # in order
 }
 _AGAIN = {  # in order, of each further round
     "collect": "the policy that is accepted acts, and its episodes are recorded too",
+    "model": "a world model learns from all episodes, and the gate judges in it",
     "imitate": "a new policy learns from the demonstrations and all successes; a gate decides whether it is kept",
     "offline": "a copy of the accepted policy learns from all recorded episodes, and a gate decides again",
 }
-_ALGOS = {"imitate": "bc", "offline": "offline", "online": "residual", "one_step": "distill"}
+_ALGOS = {"imitate": "bc", "model": "world_model", "offline": "offline", "online": "residual", "one_step": "distill"}
 
 
 class PlannedStage(NamedTuple):
@@ -40,9 +43,16 @@ class PlannedStage(NamedTuple):
     about: str
 
 
-def plan(stages: Sequence[str], rounds: int, *, demos: bool, base: bool) -> Iterator[PlannedStage]:
-    """Yield the chosen stages in order; stages before `online` belong to rounds, and a base needs no imitation."""
-    chosen = {*stages, *(("demos",) if demos else ())} - ({"imitate"} if base else set())
+def plan(stages: Sequence[str], rounds: int, *, demos: bool, base: bool, model: bool) -> Iterator[PlannedStage]:
+    """Yield the chosen stages in order; stages before `online` belong to rounds, and a base needs no imitation.
+
+    Args:
+        demos: the expert demonstrates first. base: there is a policy to begin with. model: the gate asks a world model.
+    """
+    judged = model and ("offline" in stages or rounds > 1)
+    chosen = {*stages, *(("demos",) if demos else ()), *(("model",) if judged else ())} - (
+        {"imitate"} if base else set()
+    )
     names = list(STAGES)
     first, last = names[: names.index("online")], names[names.index("online") :]
     yield from (PlannedStage(name, 1, STAGES[name]) for name in first if name in chosen)
@@ -53,7 +63,7 @@ def plan(stages: Sequence[str], rounds: int, *, demos: bool, base: bool) -> Iter
 
 def begin(
     out: Path, base: Path | None, dataset: Path | None, task: dict[str, Any] | None, stages: Sequence[str],
-    more: dict[str, dict[str, Any]], *, rollouts: int, rounds: int, demos: int | None,
+    more: dict[str, dict[str, Any]], *, rollouts: int, rounds: int, demos: int | None, judge: Judge,
 ) -> Flow:  # fmt: skip
     """Check the arguments of all stages, and return the stages, ready to run.
 
@@ -61,17 +71,17 @@ def begin(
         ConfigError: nothing to begin with, stages that do not fit together, or too few rollouts for the gate.
         DataError, CheckpointError: the dataset or the base does not exist. UsageError: a key that a stage lacks.
     """
-    held_out = _check_keys(out, more)  # a typo is refused before a missing dataset, and before hours of work
+    judge.held_out = _check_keys(out, more)  # a typo is refused before a missing dataset, and before hours of work
     check_paths({"base": base and str(base), "dataset": dataset and str(dataset)})
     _check_stages(base, dataset, task, stages, rounds=rounds, demos=demos)
     if "offline" in stages or rounds > 1:
-        _check_rollouts(rollouts, held_out)
+        _check_rollouts(rollouts, judge.held_out)
     node = task
     if base is not None:
         ref = PolicyRef.of(base, "latest", out / "look")
         node, dataset = task_of(task, ref), dataset or own_dataset(ref)
     assert node is not None
-    flow = Flow(out, node, dataset, more, held_out=held_out)
+    flow = Flow(out, node, dataset, more, judge)
     if base is not None:
         flow.policies["base"], flow.accepted = base, "base"
     return flow

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from robopolicy.cli.gate import text, without_run
+from robopolicy.cli.pipeline_gate import MODEL, Judge
 from robopolicy.cli.refine import NUM_ENVS, look
 from robopolicy.cli.run_verb import call
 from robopolicy.cli.verbs import find_verb
@@ -17,11 +16,8 @@ from robopolicy.config.hydra_configs import group_files
 from robopolicy.core.errors import ConfigError
 from robopolicy.core.trees import flatten
 from robopolicy.core.types import Metrics
-from robopolicy.datasets.episodes import held_out, succeeded, take
-from robopolicy.datasets.lerobot_reader import load_episodes
 from robopolicy.datasets.metadata import RecordingMeta, num_frames, recorded
 from robopolicy.evaluation.compare import compare
-from robopolicy.evaluation.off_policy_evaluation import GateResult
 from robopolicy.evaluation.policy_ref import PolicyRef, env_of
 from robopolicy.evaluation.saved import evaluated_rows
 from robopolicy.reporting.pipeline_page import StageResult
@@ -37,16 +33,15 @@ class Flow:
     """The stages, with the policies and data that they have made so far.
 
     `policies`: path by stage. `accepted`: stage of the newest accepted policy. `results`: by stage. `collected`:
-    path of the episodes by stage. `settled`: why no further round is made. `held_out`: share of the episodes that the
-    gate reads. `level`: its confidence. `num_envs`: N of all stages but `online`.
+    path of the episodes by stage. `settled`: why no further round is made. `judge`: the gate. `num_envs`: N of all
+    stages but `online`.
     """
 
     out: Path
     task: dict[str, Any]
     dataset: Path | None
     more: dict[str, dict[str, Any]]
-    held_out: float = 0.25
-    level: float = 0.9
+    judge: Judge = field(default_factory=Judge)
     num_envs: int | None = None
     common: dict[str, Any] = field(default_factory=dict)
     policies: dict[str, Path] = field(default_factory=dict)
@@ -74,7 +69,7 @@ class Flow:
         """Learn from the demonstrations; in a further round from all successes too, and the gate decides."""
         name, inputs = named("imitate", round), dict[str, Any]()
         if round > 1:
-            inputs = {"loop.rollouts": self.collected, "loop.held_out": self.held_out}
+            inputs = {"loop.rollouts": self.collected, "loop.held_out": self.judge.held_out}
         trained = self._train(name, "algo=bc", dataset=self.dataset, num_envs=self.num_envs, **inputs)
         if round > 1:
             self._gate(name, trained)
@@ -89,19 +84,10 @@ class Flow:
             "expert": {"_target_": "policy", "checkpoint": self.policy},
         }  # fmt: skip
         self.collected[name], todo = self._record(name, settings)
-        if round > 1 and (why := self._undecidable(self.collected[name])):
+        if round > 1 and (why := self.judge.undecidable(self.collected[name])):
             self.settled = f"{why}: no further round is made."
         self._add(name, note=self._successes(self.collected[name]))
         return todo or None
-
-    def _undecidable(self, data: Path) -> str:
-        """Return why no gate can decide on these episodes: all held-out ones succeeded, or failed. Else ""."""
-        episodes = load_episodes(data, needed={})
-        good = succeeded(take(episodes, held_out(episodes, self.held_out)))
-        if good.any() and not good.all():
-            return ""
-        ended = "succeeded" if good.any() else "failed"
-        return f"{data.parent.name}: all {len(good)} held-out episodes {ended}, so no gate can tell a better policy"
 
     def _record(self, name: str, settings: dict[str, Any]) -> tuple[Path, bool]:
         """Record episodes in out/<name>/data; return this path, and whether they were recorded now."""
@@ -122,6 +108,18 @@ class Flow:
         found = meta.provenance if meta else {}
         return f"{found.get('successes')} of {found.get('attempted')} episodes succeeded"
 
+    def model(self, round: int = 1) -> Metrics | None:
+        """Learn a world model of all recorded episodes and the demonstrations, by which the gate then judges."""
+        name = named("model", round)
+        *before, newest = self.collected
+        data = {earlier: self.collected[earlier] for earlier in before}
+        data |= {} if self.dataset is None else {"demos": self.dataset}
+        inputs = {"dataset": self.collected[newest], "loop.data": data, "task": None}
+        trained = self._train(name, *MODEL, **inputs)
+        self.judge.model = self.out / name
+        self._add(name, note=f"of {len(self.collected)} recordings{' and the demonstrations' * ('demos' in data)}")
+        return trained
+
     def offline(self, round: int = 1) -> Metrics | None:
         """Learn from the recorded episodes; the gate decides whether later stages build on the result."""
         name, demos = named("offline", round), {} if self.dataset is not None else {"loop.demo_fraction": 0.0}
@@ -132,26 +130,12 @@ class Flow:
         return trained
 
     def _gate(self, name: str, trained: Metrics | None) -> None:
-        """Decide on the held-out episodes of all rounds whether a stage's policy is better than the accepted one."""
+        """Decide whether a stage's policy is accepted in place of the one before."""
         record = self.records[name]
-        if not trained and record.note and record.level in (None, self.level):
+        if not trained and self.judge.decided(record):
             return
-        *before, newest = self.collected
-        if not before and (why := self._undecidable(self.collected[newest])):
-            record.accepted, record.level, record.note = False, self.level, f"{why}. So the policy before it stays."
-            self.records.save()
-            return
-        settings = {
-            "candidate": self.out / name, "base": self.policy, "dataset": self.collected[newest],
-            "rollouts": {earlier: self.collected[earlier] for earlier in before}, "level": self.level,
-            "seed": self.common["seed"], "threads": self.common["threads"], "out": self.out / name,
-        }  # fmt: skip
-        began = time.monotonic()
-        result: GateResult = call(find_verb("gate"), compose(find_verb("gate"), settings=settings))
-        record.accepted, record.level = result.accepted, self.level
-        kept = "" if result.accepted else " So the policy before it stays."
-        record.note = "\n".join([text(result) + kept, *without_run(result)])
-        record.seconds += time.monotonic() - began
+        common = {"seed": self.common["seed"], "threads": self.common["threads"]}
+        self.judge.decide(record, self.out / name, self.policy, self.collected, common)
         self.records.save()
 
     def online(self, look_episodes: int, env_steps: int | None) -> Metrics | None:

@@ -29,7 +29,8 @@ class StageRecord:
     """Progress of a stage.
 
     `seconds`: over all calls. `env_steps`: primitive ones. `overrides`: that were chosen when it began.
-    `note`: its outcome in words. `accepted`: later stages build on it. `level`: confidence of the gate that decided so.
+    `note`: its outcome in words. `accepted`: later stages build on it. `level`, `estimator`: confidence of the gate
+    that decided so, and what it asked.
     """
 
     done: bool = False
@@ -39,6 +40,7 @@ class StageRecord:
     note: str = ""
     accepted: bool = True
     level: float | None = None
+    estimator: str = "fitted_q"
     __pydantic_config__ = pydantic.ConfigDict(extra="forbid")
 
 

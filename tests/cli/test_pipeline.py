@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 import torch
 
-from robopolicy.cli import pipeline_plan, pipeline_stages
+from robopolicy.cli import pipeline_gate, pipeline_plan, pipeline_stages
 from robopolicy.cli.main import main
-from robopolicy.cli.pipeline_stages import Flow
+from robopolicy.cli.pipeline_gate import Judge
 from robopolicy.cli.run_verb import call
 from robopolicy.config import registry
 from robopolicy.config.verb import Verb
@@ -177,7 +177,7 @@ def test_the_gate_decides_what_later_stages_build_on(
     def gated(verb: Verb, config: dict[str, Any]) -> Any:
         return GateResult(accepted, 0.1, 0.0, 0.2, 0.9, 25) if verb.name == "gate" else call(verb, config)
 
-    monkeypatch.setattr(pipeline_stages, "call", gated)
+    monkeypatch.setattr(pipeline_gate, "call", gated)
     monkeypatch.setattr(pipeline_plan, "FEWEST", 1)
     words = [f"base={finished / 'imitate'}", f"out={tmp_path}", "stages=[collect,offline,one_step]", *MORE[:3],
              "rollouts=12", "offline.loop.steps=4", "offline.loop.critic_only_updates=2", "offline.loop.batch_size=8",
@@ -202,7 +202,7 @@ def deciding(monkeypatch: pytest.MonkeyPatch, decisions: list[bool]) -> list[dic
         asked.append(config)
         return GateResult(decisions[len(asked) - 1], 0.1, 0.0, 0.2, config["level"], 25, ("base",))
 
-    monkeypatch.setattr(pipeline_stages, "call", gated)
+    monkeypatch.setattr(pipeline_gate, "call", gated)
     monkeypatch.setattr(pipeline_plan, "FEWEST", 1)
     return asked
 
@@ -215,7 +215,7 @@ def test_a_further_round_learns_from_all_episodes_and_builds_on_the_accepted_pol
     for stage in ("online", "one_step", "compare", "look"):
         shutil.rmtree(out / stage)
     asked = deciding(monkeypatch, [True, False, True])
-    monkeypatch.setattr(Flow, "_undecidable", lambda self, data: "")
+    monkeypatch.setattr(Judge, "undecidable", lambda self, data: "")
     words = ("rounds=2", "stages=[imitate,collect,offline,compare]", *QUICK)
     assert pipeline(data, out, *words) == 0
 
@@ -247,11 +247,42 @@ def test_a_further_round_learns_from_all_episodes_and_builds_on_the_accepted_pol
     assert "stage offline_2: " in capsys.readouterr().err
 
 
+def test_the_gate_judges_in_a_world_model_of_all_episodes(
+    data: Path, finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each round learns one. Another estimator decides again."""
+    asked = deciding(monkeypatch, [True, True])
+    monkeypatch.setattr(Judge, "undecidable", lambda self, data: "")
+    trained = list[dict[str, Any]]()
+
+    def remembered(verb: Verb, config: dict[str, Any]) -> Any:
+        if config.get("loop", {}).get("_target_") != "fit_world_model":
+            return call(verb, config)
+        trained.append(config)
+        return {"steps": 1.0}
+
+    monkeypatch.setattr(pipeline_stages, "call", remembered)
+    words = [f"base={finished / 'imitate'}", f"dataset={data}", f"out={tmp_path}", "stages=[collect,offline]",
+             "rounds=2", "model.loop.steps=7", *MORE[:3], "rollouts=12", *QUICK]  # fmt: skip
+    assert main(["pipeline", *words, "gate=world_model"]) == 0
+    collected = [str(tmp_path / name / "data") for name in ("collect", "collect_2")]
+    assert [c["dataset"] for c in trained] == collected
+    assert [c["loop"]["data"] for c in trained] == [{"demos": str(data)}, {"collect": collected[0], "demos": str(data)}]
+    assert all(c["loop"]["steps"] == 7 and c["loop"]["success"]["precision"] == 0.9 for c in trained)
+    assert [c["world"]["model"] for c in asked] == [str(tmp_path / name) for name in ("model", "model_2")]
+    assert all(c["world"]["even_if_bad"] and c["dataset"] is None and not c["rollouts"] for c in asked)
+    assert "recordings and the demonstrations" in (tmp_path / "report.html").read_text()
+
+    asked = deciding(monkeypatch, [True, True])
+    assert main(["pipeline", *words]) == 0
+    assert [c["dataset"] for c in asked] == collected, "another estimator decides again"
+
+
 def test_no_further_round_is_made_where_no_gate_can_decide(
     data: Path, finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     deciding(monkeypatch, [True])
-    monkeypatch.setattr(pipeline_stages, "load_episodes", lambda path, needed: load_episodes(data, needed=needed))
+    monkeypatch.setattr(pipeline_gate, "load_episodes", lambda path, needed: load_episodes(data, needed=needed))
     words = [f"base={finished / 'imitate'}", f"out={tmp_path}", "stages=[collect,offline]", "rounds=3", *MORE[:3],
              "rollouts=12", *QUICK]  # fmt: skip
     assert main(["pipeline", *words]) == 0
@@ -265,7 +296,7 @@ def test_where_no_gate_can_decide_about_the_first_round_the_policy_before_it_sta
 ) -> None:
     asked, recorded = deciding(monkeypatch, []), one_chunk(40)
     recorded = replace(recorded, success=torch.full_like(recorded.success, won))
-    monkeypatch.setattr(pipeline_stages, "load_episodes", lambda path, needed: recorded)
+    monkeypatch.setattr(pipeline_gate, "load_episodes", lambda path, needed: recorded)
     flow = pipeline_stages.Flow(tmp_path, {}, None, {}, common={"seed": 0, "threads": 1})
     flow.policies["imitate"], flow.accepted, flow.collected["collect"] = tmp_path, "imitate", tmp_path / "collect/data"
     flow._gate("offline", {"steps": 1.0})
@@ -349,7 +380,7 @@ def test_nonsense_is_refused_before_any_stage(
 
 
 def test_an_edited_record_sets_no_other_key(tmp_path: Path) -> None:
-    flow = Flow(tmp_path, {}, None, {})
+    flow = pipeline_stages.Flow(tmp_path, {}, None, {})
     flow.records["online"].overrides = ("algo=residual", "run_dir=elsewhere")
     with pytest.raises(ConfigError, match=r"stages\.json: online: overrides: .*'run_dir=elsewhere'"):
         flow.online(100, None)

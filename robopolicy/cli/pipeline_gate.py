@@ -1,0 +1,82 @@
+"""The gate of `robopolicy pipeline`: whether later stages build on what a stage learned."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from robopolicy.cli.gate import text, without_run
+from robopolicy.cli.run_verb import call
+from robopolicy.cli.verbs import find_verb
+from robopolicy.config.compose import compose
+from robopolicy.datasets.episodes import held_out, succeeded, take
+from robopolicy.datasets.lerobot_reader import load_episodes
+from robopolicy.evaluation.off_policy_evaluation import GateResult
+from robopolicy.runs.stages import StageRecord
+
+Estimator = Literal["fitted_q", "world_model"]
+MODEL = (  # of a world model that judges and that nothing learns in: from a few hundred episodes
+    "algo=world_model", "loop.steps=4_000", "loop.success.precision=0.9", "loop.success.min_positives=24",
+)  # fmt: skip
+
+
+@dataclass
+class Judge:
+    """Decides by an estimator, with confidence `level`. `held_out`: share of the episodes that fitted_q reads.
+
+    `model`: run of the world model that world_model asks.
+    """
+
+    estimator: Estimator = "fitted_q"
+    level: float = 0.9
+    held_out: float = 0.25
+    model: Path | None = None
+
+    def decided(self, record: StageRecord) -> bool:
+        """Return whether this judge has decided about a stage."""
+        return bool(record.note) and record.level in (None, self.level) and record.estimator == self.estimator
+
+    def decide(
+        self, record: StageRecord, candidate: Path, base: Path, collected: Mapping[str, Path], common: dict[str, Any]
+    ) -> None:
+        """Write into `record` whether `candidate` is accepted in place of `base`, and why.
+
+        Args:
+            collected: recorded episodes by stage; fitted_q reads the held-out ones of all, the newest first.
+            common: seed and threads.
+        """
+        record.level, record.estimator = self.level, self.estimator
+        *before, newest = collected
+        if self.estimator == "fitted_q" and not before and (why := self.undecidable(collected[newest])):
+            record.accepted, record.note = False, f"{why}. So the policy before it stays."
+            return
+        settings: dict[str, Any] = {
+            "candidate": candidate,
+            "base": base,
+            "level": self.level,
+            "out": candidate,
+            **common,
+        }
+        words = list[str]()
+        if self.estimator == "fitted_q":
+            settings |= {"dataset": collected[newest], "rollouts": {earlier: collected[earlier] for earlier in before}}
+        else:
+            words.append("world=imagined")
+            settings |= {"world.model": self.model, "world.even_if_bad": True}
+        began = time.monotonic()
+        result: GateResult = call(find_verb("gate"), compose(find_verb("gate"), words, settings=settings))
+        kept = "" if result.accepted else " So the policy before it stays."
+        record.accepted, record.note = result.accepted, "\n".join([text(result) + kept, *without_run(result)])
+        record.seconds += time.monotonic() - began
+
+    def undecidable(self, data: Path) -> str:
+        """Return why no gate can decide on these episodes: all held-out ones succeeded, or failed. Else ""."""
+        episodes = load_episodes(data, needed={})
+        good = succeeded(take(episodes, held_out(episodes, self.held_out)))
+        if good.any() and not good.all():
+            return ""
+        ended = "succeeded" if good.any() else "failed"
+        return f"{data.parent.name}: all {len(good)} held-out episodes {ended}, so no gate can tell a better policy"
