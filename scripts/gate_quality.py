@@ -149,7 +149,7 @@ def world_model(study: Study, paths: Sequence[Path], level: float) -> Iterator[L
     """Yield the decisions by imagined episodes."""
     data = (f"dataset={study.rollouts}", f"loop.data.demos={study.start / 'data'}")
     run = study.train("world", "algo=world_model", *data, *MODEL, "seed=0")
-    env = build({"_target_": "imagined", "model": run, "even_if_bad": True}, "world", num_envs=1, seed=0)
+    env = build({"_target_": "imagined", "model": run, "even_if_imprecise": True}, "world", num_envs=1, seed=0)
     reference = load_policy(study.start / "bc")
     for path in paths:
         yield line_of(study, path, decide_in_imagination(load_policy(path), reference, env, level=level))

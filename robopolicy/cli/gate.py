@@ -122,6 +122,8 @@ def in_world(
 ) -> GateResult:
     """Judge `candidate` against `base` in the world model of an imagined env's node.
 
+    A model with an imprecise judge of success will do, as it judges both policies.
+
     Raises:
         ConfigError: one of `learners` learned in this model, or episodes are cut into branches. See make_imagined.make
             and decide_in_imagination for others.
@@ -133,7 +135,7 @@ def in_world(
                 f"world.model={world['model']}: the {name} learned in this world model, and so fits its errors. Train "
                 "another one, on other episodes."
             )
-    env = build({**world, "gate": None}, "world", num_envs=1, seed=seed)
+    env = build({**world, "gate": None, "even_if_imprecise": True}, "world", num_envs=1, seed=seed)
     if env.spec.branches:
         raise ConfigError("world.branch: cuts episodes, and policies are judged on whole ones. Leave it away.")
     one, other = (load_policy(path, env=env.spec) for path in (candidate, base))

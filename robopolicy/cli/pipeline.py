@@ -40,7 +40,7 @@ def pipeline(
     rollouts: Count = 300,
     look_episodes: Count = 100,
     env_steps: Count | None = None,
-    gate: Estimator = "fitted_q",
+    gate: Estimator = "world_model",
     level: Fraction = 0.9,
     imitate: dict[str, Any] | None = None,
     model: dict[str, Any] | None = None,
@@ -66,7 +66,8 @@ def pipeline(
         rounds: of recording, imitation and offline learning; each begins with the accepted policy and all episodes.
         look_episodes: validation episodes by which `online` chooses its settings, see `refine`.
         env_steps: budget of `online` in primitive env steps; None: by the rules of `refine`.
-        gate: what it asks: fitted Q evaluation, or a world model of all episodes, which the stage `model` then learns.
+        gate: what it asks: a world model of all episodes, which the stage `model` learns, or fitted Q evaluation. It
+            asks the latter too where the episodes do not make a model.
         level: confidence of the gate, see the verb `gate`.
         imitate, model, offline, online, one_step: further keys of `robopolicy train` for that stage.
         episodes: number of episodes of the comparison.

@@ -16,6 +16,8 @@ from robopolicy.datasets.episodes import held_out, succeeded, take
 from robopolicy.datasets.lerobot_reader import load_episodes
 from robopolicy.evaluation.off_policy_evaluation import GateResult
 from robopolicy.runs.stages import StageRecord
+from robopolicy.world_models.evaluation.calibration import dynamics_faults
+from robopolicy.world_models.models.world import load_world
 
 Estimator = Literal["fitted_q", "world_model"]
 MODEL = (  # of a world model that judges and that nothing learns in: from a few hundred episodes
@@ -23,21 +25,31 @@ MODEL = (  # of a world model that judges and that nothing learns in: from a few
 )  # fmt: skip
 
 
+def unusable(model: Path) -> list[str]:
+    """Return why no gate can judge in the world model of a run; []: it can."""
+    return dynamics_faults(load_world(model).report)
+
+
 @dataclass
 class Judge:
     """Decides by an estimator, with confidence `level`. `held_out`: share of the episodes that fitted_q reads.
 
-    `model`: run of the world model that world_model asks.
+    `model`: run of the world model that world_model asks. Where it has none, fitted_q decides.
     """
 
-    estimator: Estimator = "fitted_q"
+    estimator: Estimator = "world_model"
     level: float = 0.9
     held_out: float = 0.25
     model: Path | None = None
 
+    @property
+    def asked(self) -> Estimator:
+        """What decides now."""
+        return "fitted_q" if self.model is None else self.estimator
+
     def decided(self, record: StageRecord) -> bool:
         """Return whether this judge has decided about a stage."""
-        return bool(record.note) and record.level in (None, self.level) and record.estimator == self.estimator
+        return bool(record.note) and record.level in (None, self.level) and record.estimator == self.asked
 
     def decide(
         self, record: StageRecord, candidate: Path, base: Path, collected: Mapping[str, Path], common: dict[str, Any]
@@ -48,9 +60,9 @@ class Judge:
             collected: recorded episodes by stage; fitted_q reads the held-out ones of all, the newest first.
             common: seed and threads.
         """
-        record.level, record.estimator = self.level, self.estimator
+        record.level, record.estimator = self.level, self.asked
         *before, newest = collected
-        if self.estimator == "fitted_q" and not before and (why := self.undecidable(collected[newest])):
+        if self.asked == "fitted_q" and not before and (why := self.undecidable(collected[newest])):
             record.accepted, record.note = False, f"{why}. So the policy before it stays."
             return
         settings: dict[str, Any] = {
@@ -61,11 +73,11 @@ class Judge:
             **common,
         }
         words = list[str]()
-        if self.estimator == "fitted_q":
+        if self.asked == "fitted_q":
             settings |= {"dataset": collected[newest], "rollouts": {earlier: collected[earlier] for earlier in before}}
         else:
             words.append("world=imagined")
-            settings |= {"world.model": self.model, "world.even_if_bad": True}
+            settings |= {"world.model": self.model}
         began = time.monotonic()
         result: GateResult = call(find_verb("gate"), compose(find_verb("gate"), words, settings=settings))
         kept = "" if result.accepted else " So the policy before it stays."

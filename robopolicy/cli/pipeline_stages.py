@@ -7,13 +7,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from robopolicy.cli.pipeline_gate import MODEL, Judge
+from robopolicy.cli.pipeline_gate import MODEL, Judge, unusable
 from robopolicy.cli.refine import NUM_ENVS, look
 from robopolicy.cli.run_verb import call
 from robopolicy.cli.verbs import find_verb
 from robopolicy.config.compose import compose
 from robopolicy.config.hydra_configs import group_files
-from robopolicy.core.errors import ConfigError
+from robopolicy.core.errors import ConfigError, DataError, SpecError
 from robopolicy.core.trees import flatten
 from robopolicy.core.types import Metrics
 from robopolicy.datasets.metadata import RecordingMeta, num_frames, recorded
@@ -108,17 +108,29 @@ class Flow:
         found = meta.provenance if meta else {}
         return f"{found.get('successes')} of {found.get('attempted')} episodes succeeded"
 
-    def model(self, round: int = 1) -> Metrics | None:
-        """Learn a world model of all recorded episodes and the demonstrations, by which the gate then judges."""
-        name = named("model", round)
-        *before, newest = self.collected
+    def model(self, round: int = 1) -> bool | None:
+        """Learn a world model of all recorded episodes and the demonstrations, by which the gate then judges.
+
+        Where these do not make a usable one, the stage says why, and the gate reads the held-out episodes.
+        """
+        name, (*before, newest) = named("model", round), self.collected
         data = {earlier: self.collected[earlier] for earlier in before}
         data |= {} if self.dataset is None else {"demos": self.dataset}
         inputs = {"dataset": self.collected[newest], "loop.data": data, "task": None}
-        trained = self._train(name, *MODEL, **inputs)
-        self.judge.model = self.out / name
-        self._add(name, note=f"of {len(self.collected)} recordings{' and the demonstrations' * ('demos' in data)}")
-        return trained
+        self.judge.model, trained, bad = None, None, list[str]()
+        try:
+            trained = self._train(name, *MODEL, **inputs)
+            bad = unusable(self.out / name)
+        except (DataError, SpecError) as error:
+            bad = [str(error)]
+        if not bad:
+            self.judge.model = self.out / name
+        note = f"No world model: {' '.join(bad)} So the gate reads the held-out episodes." if bad else ""
+        print(note, end="\n" * bool(note))
+        self._add(
+            name, note=note or f"of {len(self.collected)} recordings{' and the demonstrations' * ('demos' in data)}"
+        )
+        return True if trained or bad else None
 
     def offline(self, round: int = 1) -> Metrics | None:
         """Learn from the recorded episodes; the gate decides whether later stages build on the result."""

@@ -181,7 +181,7 @@ def test_the_gate_decides_what_later_stages_build_on(
     monkeypatch.setattr(pipeline_plan, "FEWEST", 1)
     words = [f"base={finished / 'imitate'}", f"out={tmp_path}", "stages=[collect,offline,one_step]", *MORE[:3],
              "rollouts=12", "offline.loop.steps=4", "offline.loop.critic_only_updates=2", "offline.loop.batch_size=8",
-             "one_step.loop.steps=2", "one_step.teacher_episodes=2"]  # fmt: skip
+             "one_step.loop.steps=2", "one_step.teacher_episodes=2", "gate=fitted_q"]  # fmt: skip
     assert main(["pipeline", *words]) == 0
     kept = tmp_path / "offline" if accepted else finished / "imitate"
     assert (read_config(tmp_path / "one_step") or {})["teacher"] == str(kept)
@@ -189,7 +189,7 @@ def test_the_gate_decides_what_later_stages_build_on(
     assert ("the policy before it stays" in page) == (not accepted)
 
 
-QUICK = ("offline.loop.steps=4", "offline.loop.critic_only_updates=2", "offline.loop.batch_size=8")
+QUICK = ("offline.loop.steps=4", "offline.loop.critic_only_updates=2", "offline.loop.batch_size=8", "gate=fitted_q")
 
 
 def deciding(monkeypatch: pytest.MonkeyPatch, decisions: list[bool]) -> list[dict[str, Any]]:
@@ -263,19 +263,39 @@ def test_the_gate_judges_in_a_world_model_of_all_episodes(
 
     monkeypatch.setattr(pipeline_stages, "call", remembered)
     words = [f"base={finished / 'imitate'}", f"dataset={data}", f"out={tmp_path}", "stages=[collect,offline]",
-             "rounds=2", "model.loop.steps=7", *MORE[:3], "rollouts=12", *QUICK]  # fmt: skip
-    assert main(["pipeline", *words, "gate=world_model"]) == 0
+             "rounds=2", "model.loop.steps=7", *MORE[:3], "rollouts=12", *QUICK[:-1]]  # fmt: skip
+    monkeypatch.setattr(pipeline_stages, "unusable", lambda model: [])
+    assert main(["pipeline", *words]) == 0
     collected = [str(tmp_path / name / "data") for name in ("collect", "collect_2")]
     assert [c["dataset"] for c in trained] == collected
     assert [c["loop"]["data"] for c in trained] == [{"demos": str(data)}, {"collect": collected[0], "demos": str(data)}]
     assert all(c["loop"]["steps"] == 7 and c["loop"]["success"]["precision"] == 0.9 for c in trained)
     assert [c["world"]["model"] for c in asked] == [str(tmp_path / name) for name in ("model", "model_2")]
-    assert all(c["world"]["even_if_bad"] and c["dataset"] is None and not c["rollouts"] for c in asked)
+    assert all(c["dataset"] is None and not c["rollouts"] for c in asked)
     assert "recordings and the demonstrations" in (tmp_path / "report.html").read_text()
 
     asked = deciding(monkeypatch, [True, True])
-    assert main(["pipeline", *words]) == 0
+    assert main(["pipeline", *words, "gate=fitted_q"]) == 0
     assert [c["dataset"] for c in asked] == collected, "another estimator decides again"
+
+    asked = deciding(monkeypatch, [True, True])
+    monkeypatch.setattr(pipeline_stages, "unusable", lambda model: ["5 steps: error 2."] * (model.name == "model"))
+    assert main(["pipeline", *words]) == 0
+    assert [c["dataset"] for c in asked] == [None], "the first is decided so already, the second in its world again"
+
+
+def test_where_episodes_do_not_make_a_world_model_the_gate_reads_them(
+    finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = deciding(monkeypatch, [True])
+    monkeypatch.setattr(Judge, "undecidable", lambda self, data: "")
+    words = [f"base={finished / 'imitate'}", f"out={tmp_path}", "stages=[collect,offline]", *MORE[:3], "rollouts=12",
+             *QUICK[:-1]]  # fmt: skip
+    assert main(["pipeline", *words]) == 0
+    assert [c["dataset"] for c in asked] == [str(tmp_path / "collect" / "data")]
+    said = capsys.readouterr().out
+    assert "No world model: " in said and "So the gate reads the held-out episodes." in said, said
+    assert "No world model: " in (tmp_path / "report.html").read_text()
 
 
 def test_no_further_round_is_made_where_no_gate_can_decide(

@@ -13,7 +13,7 @@ from robopolicy.core.errors import ConfigError
 from robopolicy.utils.storage import MANIFEST
 from robopolicy.world_models.envs.imagined import ImaginedEnv
 from robopolicy.world_models.envs.starts import Part, Where, fitting, own_starts, starts_of
-from robopolicy.world_models.evaluation.calibration import faults
+from robopolicy.world_models.evaluation.calibration import dynamics_faults, faults
 from robopolicy.world_models.models.dynamics import History
 from robopolicy.world_models.models.world import World, find_world, load_world
 
@@ -34,6 +34,7 @@ def make(
     sampled: bool = True,
     cameras: tuple[str, ...] | None = None,
     even_if_bad: bool = False,
+    even_if_imprecise: bool = False,
     gate: Node | None = None,
 ) -> ImaginedEnv:
     """Build the env imagined by a trained world model.
@@ -45,7 +46,8 @@ def make(
         start_at: "first" frames of its episodes, or "any" before a success.
         branch: primitive steps after which an episode is cut. It then begins in any state before a success (MBPO,
             Janner et al. 2019). The gate and the evaluation of rounds use whole episodes. None: whole ones.
-        even_if_bad: also a model whose open-loop error exceeds that of copying the last state.
+        even_if_bad: also a model whose open-loop error exceeds that of copying the last state, or an imprecise one.
+        even_if_imprecise: also a model whose success classifier misses its precision.
         horizon, trust, pessimism, sampled, cameras: see ImaginedEnv.
         gate: node of the gate that decides which updates are kept; None: all are kept.
 
@@ -55,7 +57,7 @@ def make(
     """
     if model is None:
         raise ConfigError("world.model: needs a value. Add world.model=<run directory of train algo=world_model>")
-    world = _load(model, which, even_if_bad)
+    world = _load(model, which, even_if_bad=even_if_bad, even_if_imprecise=even_if_imprecise)
     whole = horizon or world.spec.horizon
     if branch and (branch >= whole or start_at == "any"):
         raise ConfigError(
@@ -79,9 +81,9 @@ def make(
     return env
 
 
-def _load(model: Path, which: Literal["latest", "best"], even_if_bad: bool) -> World:
+def _load(model: Path, which: Literal["latest", "best"], *, even_if_bad: bool, even_if_imprecise: bool) -> World:
     world = load_world(model, which=which)
-    bad = faults(world.report)
+    bad = dynamics_faults(world.report) if even_if_imprecise else faults(world.report)
     if bad and not even_if_bad:
         raise ConfigError(
             f"world.model={model}: on held-out episodes it is not fit to learn in:\n  - " + "\n  - ".join(bad)
