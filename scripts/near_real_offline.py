@@ -6,9 +6,10 @@ Recipes are in scripts/near_real_offline.yaml. From 300 recorded episodes, failu
 
   imitation   behaviour cloning of demonstrations and of the episodes that succeeded
   offline     algo=offline on the base
-  model       with --model: a world model of the episodes, and algo=dppo in it; no row where one of them fails
-  chosen      of imitation and offline the one that `robopolicy gate` accepts with the larger gain on the quarter of the
-              episodes that is held out; else the base
+  model       with --model: algo=dppo in that world model; no row where it fails
+  chosen      of imitation and offline the one that `robopolicy gate` accepts with the larger gain; else the base. It
+              asks a world model of the episodes and demonstrations; where these do not make one, fitted Q evaluation of
+              the quarter of the episodes that is held out
 
 `data` is the policy that recorded: the base on the same test episodes, or the success of the recorded episodes
 themselves where others than the base played. `difference` is that of `chosen` to it. Stages that are done are not
@@ -30,6 +31,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from omegaconf import OmegaConf
 from pydantic import ConfigDict, TypeAdapter
 
+from robopolicy.cli.pipeline_gate import MODEL, unusable
 from robopolicy.datasets.metadata import RecordingMeta, recorded
 from robopolicy.evaluation.compare import compare
 from robopolicy.evaluation.episode_table import EpisodeTable
@@ -111,30 +113,34 @@ class Study:
         own = (f"dataset={self.demos}", *self.learned_from, f"loop.held_out={HELD_OUT}")
         self.train("imitation", "algo=bc", "loop.steps=3000", *own)
         self.train("offline", "algo=offline", f"base={self.base}", *own)
-        if not self.model:
-            return
         more = [f"loop.data.more_{n}={path}" for n, path in enumerate((*self.rollouts[1:], self.demos))]
+        dream = ("world=imagined", f"world.model={self.folder / 'world'}")
         try:
-            self.train("world", "algo=world_model", "loop.steps=4000", "loop.success.precision=0.9",
-                       f"dataset={self.rollouts[0]}", *more)  # fmt: skip
-            dream = ("world=imagined", f"world.model={self.folder / 'world'}")
-            self.train("model", *self.recipe.deployed, "algo=dppo", f"base={self.base}", *dream)
+            self.train("world", *MODEL, f"dataset={self.rollouts[0]}", *more)
+            if self.model:
+                self.train("model", *self.recipe.deployed, "algo=dppo", f"base={self.base}", *dream)
         except subprocess.CalledProcessError:  # its last lines were shown: refused, or an error
-            print(f"{self.folder.name}: no policy of a world model, see {self.folder.name}/log.txt", flush=True)
+            print(f"{self.folder.name}: no world model, or no policy of it: see {self.folder.name}/log.txt", flush=True)
 
     def choose(self) -> tuple[str, str]:
         """Return the accepted policy of the largest estimated gain, else the base; and what the gate said."""
+        world = self.folder / "world"
+        asked = "fitted_q" if not (world / "checkpoints").is_dir() or unusable(world) else "world_model"
+        more = [f"rollouts.more_{n}={path}" for n, path in enumerate(self.rollouts[1:])]
+        data = {
+            "fitted_q": (f"dataset={self.rollouts[0]}", *more),
+            "world_model": ("world=imagined", f"world.model={world}"),
+        }
         found = {}
         for name in JUDGED:
-            out = self.folder / f"gate_{name}"
+            out = self.folder / f"gate_{name}_{asked}"
             if not (out / "gate.json").is_file():
-                more = [f"rollouts.more_{n}={path}" for n, path in enumerate(self.rollouts[1:])]
                 self.call("gate", f"candidate={self.folder / name}", f"base={self.base}", f"out={out}", "threads=1",
-                          f"dataset={self.rollouts[0]}", *more)  # fmt: skip
+                          *data[asked])  # fmt: skip
             found[name] = json.loads((out / "gate.json").read_text())
         accepted = {name: gate["gain"] for name, gate in found.items() if gate["accepted"]}
         said = ", ".join(f"{name} {gate['gain']:+.3f} (from {gate['low']:+.3f})" for name, gate in found.items())
-        return max(accepted, key=accepted.__getitem__, default="base"), said
+        return max(accepted, key=accepted.__getitem__, default="base"), f"{asked}: {said}"
 
     def record(self, out: Path, episodes: int, *words: str, seed: int | None = None) -> None:
         if recorded(out) != "whole":
