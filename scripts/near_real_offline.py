@@ -134,10 +134,10 @@ class Study:
         found = {}
         for name in JUDGED:
             out = self.folder / f"gate_{name}_{asked}"
-            if not (out / "gate.json").is_file():
+            if not (out / "decision.json").is_file():
                 self.call("gate", f"candidate={self.folder / name}", f"base={self.base}", f"out={out}", "threads=1",
                           *data[asked])  # fmt: skip
-            found[name] = json.loads((out / "gate.json").read_text())
+            found[name] = json.loads((out / "decision.json").read_text())
         accepted = {name: gate["gain"] for name, gate in found.items() if gate["accepted"]}
         said = ", ".join(f"{name} {gate['gain']:+.3f} (from {gate['low']:+.3f})" for name, gate in found.items())
         return max(accepted, key=accepted.__getitem__, default="base"), f"{asked}: {said}"

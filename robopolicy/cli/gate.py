@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from robopolicy.config.instantiate import build
+from robopolicy.cli.gate_world import in_world
 from robopolicy.config.schema import Count, Fraction, Node
 from robopolicy.core.errors import ConfigError, SpecError
 from robopolicy.core.types import BASE_ACTION
@@ -16,7 +16,7 @@ from robopolicy.datasets.compatibility import misfits
 from robopolicy.datasets.episodes import Episodes, concatenate, take
 from robopolicy.datasets.episodes import held_out as held_out_of
 from robopolicy.datasets.lerobot_reader import load_episodes
-from robopolicy.evaluation.off_policy_evaluation import FARTHEST, GateResult
+from robopolicy.evaluation.off_policy_evaluation import FARTHEST, UPDATES, GateResult
 from robopolicy.evaluation.off_policy_evaluation import gate as decide
 from robopolicy.evaluation.policy_ref import PolicyRef
 from robopolicy.runs.checkpointer import load_policy
@@ -25,9 +25,8 @@ from robopolicy.runs.logger import Tracker
 from robopolicy.runs.run_dir import read_config
 from robopolicy.utils.atomic import write_atomically
 from robopolicy.utils.threads import set_threads
-from robopolicy.world_models.evaluation.imagined_gain import decide_in_imagination
 
-FILE = "gate.json"  # the decision, in out=
+FILE = "decision.json"  # in out=
 _HELD_OUT = "loop.held_out"
 
 
@@ -40,7 +39,7 @@ def gate(
     held_out: Fraction | None = None,
     world: Node | None = None,
     level: Fraction = 0.9,
-    updates: Count = 1_500,
+    updates: Count | None = None,
     out: Path | None = None,
     seed: int = 0,
     threads: Count | None = None,
@@ -56,10 +55,10 @@ def gate(
         held_out: share of the dataset's episodes that is read; None: as both policies' trainings left out, or all
             where neither learned from this dataset.
         world: node of an imagined env. Both policies then play imagined episodes from starts that its model was not
-            trained on, and no dataset is read.
+            trained on, or from those of `world.starts`, and no dataset is read.
         level: confidence of each bound; the candidate is accepted where the lower bound of its gain is above 0.
-        updates: TD steps of each policy's critic; more are taken where success takes long.
-        out: folder of gate.json, the decision; None: it is only printed.
+        updates: TD steps of each policy's critic, more where success takes long; None: 1,500. Not in a world.
+        out: folder of decision.json; None: it is only printed.
         seed: of resamples and batches. threads: of torch; None: its choice.
 
     Raises:
@@ -70,7 +69,7 @@ def gate(
     set_threads(threads)
     named = {"dataset": dataset, **{f"rollouts.{name}": path for name, path in (rollouts or {}).items()}}
     datasets = {key: path for key, path in named.items() if path is not None}
-    _check_sources(datasets, world)
+    _check_sources(datasets, world, {"held_out": held_out, "updates": updates})
     run, config = run_of(candidate)
     given = config.get("base")
     if base is None and (base := there(given) if given else None) is None:
@@ -88,7 +87,7 @@ def gate(
         needed = {k: f for policy in policies for k, f in policy.spec.observation.items() if k != BASE_ACTION}
         whole = {key: load_episodes(path, needed=needed) for key, path in datasets.items()}
         unseen = joined({f"{key}={named[key]}": take(e, held_out_of(e, shares[key])) for key, e in whole.items()})
-        result = decide(*policies, unseen, level=level, seed=seed, updates=updates, tracker=Tracker())
+        result = decide(*policies, unseen, level=level, seed=seed, updates=updates or UPDATES, tracker=Tracker())
     alone = tuple(name for name, found in (("candidate", run), ("base", base_run)) if found is None)
     result = replace(result, without_run=alone)
     print(text(result), *without_run(result), sep="\n")
@@ -98,48 +97,18 @@ def gate(
     return result
 
 
-def _check_sources(datasets: dict[str, Path], world: Node | None) -> None:
+def _check_sources(datasets: dict[str, Path], world: Node | None, others: dict[str, Any]) -> None:
     if world is None and "dataset" not in datasets:
         raise ConfigError(
             "dataset: needs a value, recorded rollouts to judge on: dataset=data/rollouts. Or judge in a world model: "
             "world=imagined world.model=<run directory of train algo=world_model>."
         )
-    if world is not None and datasets:
+    given = [*datasets, *(key for key, value in others.items() if value is not None)]
+    if world is not None and given:
         raise ConfigError(
-            f"{', '.join(datasets)}: a gate in a world model reads no rollouts, its model was trained on them. "
-            "Leave them away, or leave world away."
+            f"{', '.join(given)}: a gate in a world model reads no rollouts, its model was trained on them. Leave them "
+            "away, or leave world away."
         )
-
-
-def in_world(
-    candidate: Path,
-    base: Path,
-    world: Node,
-    learners: Sequence[tuple[str, Path | None, dict[str, Any]]],
-    *,
-    level: float,
-    seed: int,
-) -> GateResult:
-    """Judge `candidate` against `base` in the world model of an imagined env's node.
-
-    A model with an imprecise judge of success will do, as it judges both policies.
-
-    Raises:
-        ConfigError: one of `learners` learned in this model, or episodes are cut into branches. See make_imagined.make
-            and decide_in_imagination for others.
-    """
-    for name, at, its in learners:
-        model = (its.get("world") or {}).get("model")
-        if at is not None and same_input(at, "world.model", model, str(world.get("model")), its):
-            raise ConfigError(
-                f"world.model={world['model']}: the {name} learned in this world model, and so fits its errors. Train "
-                "another one, on other episodes."
-            )
-    env = build({**world, "gate": None, "even_if_imprecise": True}, "world", num_envs=1, seed=seed)
-    if env.spec.branches:
-        raise ConfigError("world.branch: cuts episodes, and policies are judged on whole ones. Leave it away.")
-    one, other = (load_policy(path, env=env.spec) for path in (candidate, base))
-    return decide_in_imagination(one, other, env, level=level, seed=seed)
 
 
 def joined(parts: dict[str, Episodes]) -> Episodes:
@@ -163,13 +132,15 @@ def text(result: GateResult) -> str:
     decided = "accepted" if result.accepted else "refused"
     if result.estimator == "world_model":
         gain, low, high = (100 * value for value in (result.gain, result.low, result.high))
-        return (
+        unsure = " and ".join(f"{100 * value:.0f}%" for value in (result.uncertain, result.base_uncertain))
+        return "\n".join([
             f"{decided}: success changes by {gain:+.1f} points ({low:+.1f} to {high:+.1f} at {100 * result.level:g}% "
-            f"each), in a world model from {result.episodes} held-out starts. It was too uncertain of "
-            f"{100 * result.uncertain:.0f}% of the candidate's episodes, which count as failures.\n"
+            f"each), in a world model from {result.episodes} held-out starts. It is too uncertain of {unsure} of the "
+            "candidate's and the base's episodes. Those of the candidate are failures, those of the base do not count.",
+            *(f"The model would not do to learn in: {fault}" for fault in result.faults),
             "The bounds are those of starts and members: errors that all members share are not in them. Where you can "
-            "play episodes, compare too."
-        )
+            "play episodes, compare too.",
+        ])  # fmt: skip
     far = (
         f"Its chunks lie {result.distance:.1f} times as far from the recorded ones as the base's, expected at most "
         f"{FARTHEST:g}: what they bring is not in the data.\n"
@@ -186,9 +157,14 @@ def text(result: GateResult) -> str:
 
 def without_run(result: GateResult) -> list[str]:
     """Return a line for each policy of which it is not known what it learned from."""
+    what = {
+        "fitted_q": ("from none of these episodes. If it learned from some", "other episodes"),
+        "world_model": ("outside this world model. If it learned in it", "another model"),
+    }
+    learned, other = what[result.estimator]
     return [
-        f"{name}: no run lies beside this policy, so it counts as having learned from none of these episodes. If it "
-        f"learned from some, the decision is invalid. Give {name}=<its run directory>, or other episodes."
+        f"{name}: no run lies beside this policy, so it counts as having learned {learned}, the decision is invalid. "
+        f"Give {name}=<its run directory>, or {other}."
         for name in result.without_run
     ]
 

@@ -12,7 +12,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from robopolicy.cli.pipeline_gate import Estimator, Judge
+from robopolicy.cli.pipeline_gate import Estimator, PipelineGate
 from robopolicy.cli.pipeline_plan import PlannedStage, Stage, begin, plan
 from robopolicy.cli.pipeline_stages import Flow, named
 from robopolicy.cli.quickstart import Stages
@@ -93,8 +93,8 @@ def pipeline(
     out.mkdir(parents=True, exist_ok=True)
     _check_folders(out)
     with claimed(out, "out"):
-        judge = Judge(gate, level)
-        flow = begin(out, base, dataset, task, stages, more, rollouts=rollouts, rounds=rounds, demos=demos, judge=judge)
+        flow = begin(out, base, dataset, task, stages, more, rollouts=rollouts, rounds=rounds, demos=demos,
+                     gate=PipelineGate(gate, level))  # fmt: skip
         flow.common = {"seed": seed, "device": device, "threads": threads, "tracker": grouped(tracker, out.name)}
         flow.num_envs = num_envs
         work: dict[str, Callable[[int], Any]] = {

@@ -12,11 +12,15 @@ from robopolicy.cli.gate import text, without_run
 from robopolicy.cli.run_verb import call
 from robopolicy.cli.verbs import find_verb
 from robopolicy.config.compose import compose
+from robopolicy.core.errors import RobopolicyError
 from robopolicy.datasets.episodes import held_out, succeeded, take
 from robopolicy.datasets.lerobot_reader import load_episodes
 from robopolicy.evaluation.off_policy_evaluation import GateResult
+from robopolicy.runs.inputs import model_digest
 from robopolicy.runs.stages import StageRecord
+from robopolicy.world_models.envs.starts import own_starts
 from robopolicy.world_models.evaluation.calibration import dynamics_faults
+from robopolicy.world_models.evaluation.imagined_evaluation import FEWEST
 from robopolicy.world_models.models.world import load_world
 
 Estimator = Literal["fitted_q", "world_model"]
@@ -26,12 +30,18 @@ MODEL = (  # of a world model that judges and that nothing learns in: from a few
 
 
 def unusable(model: Path) -> list[str]:
-    """Return why no gate can judge in the world model of a run; []: it can."""
-    return dynamics_faults(load_world(model).report)
+    """Return why no gate can judge in the world model of a run, one sentence each; []: it can."""
+    try:
+        world = load_world(model)
+        starts = len(own_starts(model, world, "held_out"))
+    except RobopolicyError as error:
+        return [str(error)]
+    few = [f"{starts} held-out starts, expected {FEWEST}: raise rollouts or model.loop.holdout."] * (starts < FEWEST)
+    return dynamics_faults(world.report) + few
 
 
 @dataclass
-class Judge:
+class PipelineGate:
     """Decides by an estimator, with confidence `level`. `held_out`: share of the episodes that fitted_q reads.
 
     `model`: run of the world model that world_model asks. Where it has none, fitted_q decides.
@@ -49,7 +59,12 @@ class Judge:
 
     def decided(self, record: StageRecord) -> bool:
         """Return whether this judge has decided about a stage."""
-        return bool(record.note) and record.level in (None, self.level) and record.estimator == self.asked
+        same = (record.estimator, record.model) == (self.asked, self._digest())
+        return bool(record.note) and record.level in (None, self.level) and same
+
+    def _digest(self) -> str:
+        """Return the digest of the world model that is asked; a longer training changes it."""
+        return "" if self.model is None else model_digest(self.model, "latest") or ""
 
     def decide(
         self, record: StageRecord, candidate: Path, base: Path, collected: Mapping[str, Path], common: dict[str, Any]
@@ -60,7 +75,7 @@ class Judge:
             collected: recorded episodes by stage; fitted_q reads the held-out ones of all, the newest first.
             common: seed and threads.
         """
-        record.level, record.estimator = self.level, self.asked
+        record.level, record.estimator, record.model = self.level, self.asked, self._digest()
         *before, newest = collected
         if self.asked == "fitted_q" and not before and (why := self.undecidable(collected[newest])):
             record.accepted, record.note = False, f"{why}. So the policy before it stays."

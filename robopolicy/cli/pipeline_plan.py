@@ -6,13 +6,13 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from robopolicy.cli.pipeline_gate import Judge
+from robopolicy.cli.pipeline_gate import PipelineGate
 from robopolicy.cli.pipeline_stages import Flow, split_keys
 from robopolicy.cli.refine import own_dataset
 from robopolicy.cli.verbs import find_verb
 from robopolicy.config.compose import check_paths, compose
 from robopolicy.core.errors import ConfigError, UsageError
-from robopolicy.evaluation.gate_checks import FEWEST
+from robopolicy.evaluation.gate_checks import FEWEST, check_level
 from robopolicy.evaluation.policy_ref import PolicyRef, task_of
 
 Stage = Literal["imitate", "collect", "offline", "online", "one_step", "compare"]
@@ -49,21 +49,20 @@ def plan(stages: Sequence[str], rounds: int, *, demos: bool, base: bool, model: 
     Args:
         demos: the expert demonstrates first. base: there is a policy to begin with. model: the gate asks a world model.
     """
-    judged = model and ("offline" in stages or rounds > 1)
-    chosen = {*stages, *(("demos",) if demos else ()), *(("model",) if judged else ())} - (
-        {"imitate"} if base else set()
-    )
+    chosen = {*stages, *(("demos",) if demos else ())} - ({"imitate"} if base else set())
+    judged = {"model"} if model else set()  # in the first round only `offline` is
     names = list(STAGES)
     first, last = names[: names.index("online")], names[names.index("online") :]
-    yield from (PlannedStage(name, 1, STAGES[name]) for name in first if name in chosen)
+    once = chosen | (judged if "offline" in chosen else set())
+    yield from (PlannedStage(name, 1, STAGES[name]) for name in first if name in once)
     yield from (PlannedStage(name, n, f"round {n}: {about}") for n in range(2, rounds + 1)
-                for name, about in _AGAIN.items() if name in chosen)  # fmt: skip
+                for name, about in _AGAIN.items() if name in chosen | judged)  # fmt: skip
     yield from (PlannedStage(name, 1, STAGES[name]) for name in last if name in chosen)
 
 
 def begin(
     out: Path, base: Path | None, dataset: Path | None, task: dict[str, Any] | None, stages: Sequence[str],
-    more: dict[str, dict[str, Any]], *, rollouts: int, rounds: int, demos: int | None, judge: Judge,
+    more: dict[str, dict[str, Any]], *, rollouts: int, rounds: int, demos: int | None, gate: PipelineGate,
 ) -> Flow:  # fmt: skip
     """Check the arguments of all stages, and return the stages, ready to run.
 
@@ -71,17 +70,22 @@ def begin(
         ConfigError: nothing to begin with, stages that do not fit together, or too few rollouts for the gate.
         DataError, CheckpointError: the dataset or the base does not exist. UsageError: a key that a stage lacks.
     """
-    judge.held_out = _check_keys(out, more)  # a typo is refused before a missing dataset, and before hours of work
+    check_level(gate.level)
+    if gate.estimator == "fitted_q" and more.get("model"):
+        raise ConfigError(
+            f"model: {sorted(more['model'])} have no effect with gate=fitted_q, which learns no world model."
+        )
+    gate.held_out = _check_keys(out, more)  # a typo is refused before a missing dataset, and before hours of work
     check_paths({"base": base and str(base), "dataset": dataset and str(dataset)})
     _check_stages(base, dataset, task, stages, rounds=rounds, demos=demos)
     if "offline" in stages or rounds > 1:
-        _check_rollouts(rollouts, judge.held_out)
+        _check_rollouts(rollouts, gate.held_out)
     node = task
     if base is not None:
         ref = PolicyRef.of(base, "latest", out / "look")
         node, dataset = task_of(task, ref), dataset or own_dataset(ref)
     assert node is not None
-    flow = Flow(out, node, dataset, more, judge)
+    flow = Flow(out, node, dataset, more, gate)
     if base is not None:
         flow.policies["base"], flow.accepted = base, "base"
     return flow

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from robopolicy.cli.pipeline_gate import MODEL, Judge, unusable
+from robopolicy.cli.pipeline_gate import MODEL, PipelineGate, unusable
 from robopolicy.cli.refine import NUM_ENVS, look
 from robopolicy.cli.run_verb import call
 from robopolicy.cli.verbs import find_verb
@@ -33,15 +33,15 @@ class Flow:
     """The stages, with the policies and data that they have made so far.
 
     `policies`: path by stage. `accepted`: stage of the newest accepted policy. `results`: by stage. `collected`:
-    path of the episodes by stage. `settled`: why no further round is made. `judge`: the gate. `num_envs`: N of all
-    stages but `online`.
+    path of the episodes by stage. `settled`: why no further round is made. `gate`: decides what is accepted.
+    `num_envs`: N of all stages but `online`.
     """
 
     out: Path
     task: dict[str, Any]
     dataset: Path | None
     more: dict[str, dict[str, Any]]
-    judge: Judge = field(default_factory=Judge)
+    gate: PipelineGate = field(default_factory=PipelineGate)
     num_envs: int | None = None
     common: dict[str, Any] = field(default_factory=dict)
     policies: dict[str, Path] = field(default_factory=dict)
@@ -69,7 +69,7 @@ class Flow:
         """Learn from the demonstrations; in a further round from all successes too, and the gate decides."""
         name, inputs = named("imitate", round), dict[str, Any]()
         if round > 1:
-            inputs = {"loop.rollouts": self.collected, "loop.held_out": self.judge.held_out}
+            inputs = {"loop.rollouts": self.collected, "loop.held_out": self.gate.held_out}
         trained = self._train(name, "algo=bc", dataset=self.dataset, num_envs=self.num_envs, **inputs)
         if round > 1:
             self._gate(name, trained)
@@ -84,7 +84,7 @@ class Flow:
             "expert": {"_target_": "policy", "checkpoint": self.policy},
         }  # fmt: skip
         self.collected[name], todo = self._record(name, settings)
-        if round > 1 and (why := self.judge.undecidable(self.collected[name])):
+        if round > 1 and (why := self.gate.undecidable(self.collected[name])):
             self.settled = f"{why}: no further round is made."
         self._add(name, note=self._successes(self.collected[name]))
         return todo or None
@@ -117,14 +117,14 @@ class Flow:
         data = {earlier: self.collected[earlier] for earlier in before}
         data |= {} if self.dataset is None else {"demos": self.dataset}
         inputs = {"dataset": self.collected[newest], "loop.data": data, "task": None}
-        self.judge.model, trained, bad = None, None, list[str]()
+        self.gate.model, trained, bad = None, None, list[str]()
         try:
             trained = self._train(name, *MODEL, **inputs)
             bad = unusable(self.out / name)
         except (DataError, SpecError) as error:
             bad = [str(error)]
         if not bad:
-            self.judge.model = self.out / name
+            self.gate.model = self.out / name
         note = f"No world model: {' '.join(bad)} So the gate reads the held-out episodes." if bad else ""
         print(note, end="\n" * bool(note))
         self._add(
@@ -144,10 +144,10 @@ class Flow:
     def _gate(self, name: str, trained: Metrics | None) -> None:
         """Decide whether a stage's policy is accepted in place of the one before."""
         record = self.records[name]
-        if not trained and self.judge.decided(record):
+        if not trained and self.gate.decided(record):
             return
         common = {"seed": self.common["seed"], "threads": self.common["threads"]}
-        self.judge.decide(record, self.out / name, self.policy, self.collected, common)
+        self.gate.decide(record, self.out / name, self.policy, self.collected, common)
         self.records.save()
 
     def online(self, look_episodes: int, env_steps: int | None) -> Metrics | None:

@@ -51,8 +51,8 @@ class GateResult:
     one-sided bounds of the gain at `level` each. `episodes`: number of recorded episodes that it was judged on; in a
     world model the number of its starts. `without_run`: policies, "candidate" or "base", that no run lies beside: they
     count as having learned from none of the episodes. `distance`: of the candidate's chunks from the recorded ones, as
-    a multiple of the base's, at most FARTHEST. `uncertain`: share of the candidate's imagined episodes that the world
-    model does not believe; they are failures.
+    a multiple of the base's, at most FARTHEST. `uncertain`, `base_uncertain`: shares of their imagined episodes of
+    which the world model is too uncertain. `faults`: why it would not do to learn in.
     """
 
     accepted: bool
@@ -64,6 +64,8 @@ class GateResult:
     without_run: tuple[str, ...] = ()
     distance: float = 1.0
     uncertain: float = 0.0
+    base_uncertain: float = 0.0
+    faults: tuple[str, ...] = ()
     estimator: Literal["fitted_q", "world_model"] = "fitted_q"
 
 

@@ -86,11 +86,11 @@ def _digest(key: str, path: Path, flat: Mapping[str, Any]) -> str | None:
             return policy_digest(find_policy(path))
         node, _, name = key.rpartition(".")
         if name in _MODELS and path.is_dir():
-            return _model_digest(path, "best" if flat.get(f"{node}.which") == "best" else "latest")
+            return model_digest(path, "best" if flat.get(f"{node}.which") == "best" else "latest")
     return None
 
 
-def _model_digest(path: Path, which: str) -> str | None:
+def model_digest(path: Path, which: str) -> str | None:
     """Return the sha256 over all files of a world model that a run, checkpoint or model directory holds."""
     if (path / "checkpoints").is_dir():
         path = pointed(path / "checkpoints" / which)

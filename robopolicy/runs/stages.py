@@ -30,7 +30,7 @@ class StageRecord:
 
     `seconds`: over all calls. `env_steps`: primitive ones. `overrides`: that were chosen when it began.
     `note`: its outcome in words. `accepted`: later stages build on it. `level`, `estimator`: confidence of the gate
-    that decided so, and what it asked.
+    that decided so, and what it asked; `model`: digest of the world model that it asked, or "".
     """
 
     done: bool = False
@@ -41,6 +41,7 @@ class StageRecord:
     accepted: bool = True
     level: float | None = None
     estimator: str = "fitted_q"
+    model: str = ""
     __pydantic_config__ = pydantic.ConfigDict(extra="forbid")
 
 

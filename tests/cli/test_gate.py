@@ -11,6 +11,7 @@ import pytest
 import yaml
 
 from robopolicy.cli import gate as gate_verb
+from robopolicy.cli import gate_world
 from robopolicy.cli.gate import gate, joined, text, unseen_share
 from robopolicy.core.errors import ConfigError, SpecError
 from robopolicy.evaluation.off_policy_evaluation import GateResult
@@ -124,7 +125,8 @@ def test_a_policy_without_a_run_is_said_to_have_learned_from_nothing(
     assert judged == [70]
     assert result.without_run == ("base",)
     assert "base: no run lies beside this policy, so it counts as having learned from none" in capsys.readouterr().out
-    assert json.loads((tmp_path / "out" / "gate.json").read_text()) == {**asdict(found), "without_run": ["base"]}
+    written = json.loads((tmp_path / "out" / "decision.json").read_text())
+    assert written == {**asdict(found), "without_run": ["base"], "faults": []}
 
 
 def test_rollouts_that_do_not_fit_the_first_are_refused_by_name() -> None:
@@ -139,8 +141,9 @@ def test_rollouts_that_do_not_fit_the_first_are_refused_by_name() -> None:
     ("given", "said"),
     [
         ({}, r"^dataset: needs a value.*world=imagined world\.model="),
-        ({"world": {"_target_": "imagined"}, "dataset": Path("a"), "rollouts": {"more": Path("b")}},
-         r"^dataset, rollouts\.more: a gate in a world model reads no rollouts"),
+        ({"world": {"_target_": "imagined"}, "dataset": Path("a"), "rollouts": {"more": Path("b")}, "updates": 7},
+         r"^dataset, rollouts\.more, updates: a gate in a world model reads no rollouts"),
+        ({"world": {"_target_": "imagined"}, "held_out": 0.5}, r"^held_out: a gate in a world model"),
     ],
 )  # fmt: skip
 def test_it_judges_on_episodes_or_in_a_world(given: dict[str, Any], said: str) -> None:
@@ -172,15 +175,64 @@ def test_a_decision_in_a_world_is_told_in_points(
     env = point_env(STARTS, 1)
     env.held_out = lambda: at(STARTS)
     policies = {"candidate": Walker(1.0), "base": Walker(0.0)}
-    monkeypatch.setattr(gate_verb, "build", lambda *_, **__: env)
-    monkeypatch.setattr(gate_verb, "load_policy", lambda path, **_: policies[path.name])
+    success = {"precision": 0.5, "wanted": 0.9, "recall": 1.0, "positives": 7}
+    env.world.report = {"success": success, "open_loop": {}}
+    monkeypatch.setattr(gate_world, "build", lambda *_, **__: env)
+    monkeypatch.setattr(gate_world, "load_policy", lambda path, **_: policies[path.name])
     world = {"_target_": "imagined", "model": str(tmp_path / "model")}
     result = gate(candidate=tmp_path / "candidate", base=tmp_path / "base", world=world, out=tmp_path / "out")
     assert result.accepted and result.estimator == "world_model"
     said = capsys.readouterr().out
     assert "accepted: success changes by +100.0 points (+100.0 to +100.0 at 90% each)" in said
-    assert "from 20 held-out starts. It was too uncertain of 0%" in said
-    assert json.loads((tmp_path / "out" / "gate.json").read_text())["estimator"] == "world_model"
-    env.spec = replace(env.spec, branches=True)
-    with pytest.raises(ConfigError, match=r"world\.branch: cuts episodes"):
-        gate(candidate=tmp_path / "candidate", base=tmp_path / "base", world=world)
+    assert "from 20 held-out starts. It is too uncertain of 0% and 0% of the candidate's and the base's" in said
+    assert "would not do to learn in: success: precision 0.5" in said
+    assert json.loads((tmp_path / "out" / "decision.json").read_text())["estimator"] == "world_model"
+
+
+@pytest.mark.parametrize(
+    ("keys", "said"),
+    [
+        ({"_target_": "recorded"}, r"^world=recorded: actions have no effect in it"),
+        ({"branch": 10}, r"^world\.branch=10: has no effect"),
+        ({"part": "all", "start_at": "any"}, r"^world\.part=all, world\.start_at=any: has no effect"),
+        ({"gate": {"_target_": "gate", "starts": 20, "level": 0.9}}, r"^world\.gate\.level=0\.9: has no effect"),
+    ],
+)
+def test_keys_of_a_world_without_an_effect_are_refused(keys: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        gate_world.in_world(Path("a"), Path("b"), {"_target_": "imagined", "model": "m", **keys}, [], level=0.9, seed=0)
+
+
+def test_starts_of_a_dataset_and_their_number_are_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    env = point_env(STARTS, 1)
+    env.world.report = {"success": {"precision": 1.0, "wanted": 0.9, "recall": 1.0}, "open_loop": {}}
+    monkeypatch.setattr(gate_world, "build", lambda *_, **__: env)
+    monkeypatch.setattr(gate_world, "load_policy", lambda path, **_: Walker(float(path.name)))
+    world = {"_target_": "imagined", "model": "m", "starts": "data", "gate": {"starts": 12}}
+    found = gate_world.in_world(Path("1"), Path("0"), world, [], level=0.9, seed=0)
+    assert found.episodes == 12 and found.accepted and found.faults == ()
+
+
+def test_a_policy_that_does_not_fit_the_world_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def load(path: Path, **_: Any) -> Walker:
+        if path.name == "b":
+            raise SpecError("its state differs")
+        return Walker()
+
+    monkeypatch.setattr(gate_world, "build", lambda *_, **__: point_env(STARTS, 1))
+    monkeypatch.setattr(gate_world, "load_policy", load)
+    with pytest.raises(SpecError, match=r"^base=b: does not fit world\.model=m\..*\nits state differs"):
+        gate_world.in_world(Path("a"), Path("b"), {"_target_": "imagined", "model": "m"}, [], level=0.9, seed=0)
+
+
+def test_a_world_of_one_of_the_candidates_rounds_or_made_from_its_own_is_refused(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    made_from = {"loop": {"init": str(tmp_path / "own")}}
+    for path, config in ((run / "round_1" / "model", {}), (tmp_path / "next", made_from), (tmp_path / "own", {})):
+        path.mkdir(parents=True)
+        (path / "config.yaml").write_text(yaml.safe_dump(config))
+    its = {"world": {"model": str(tmp_path / "own")}}
+    for model in (run / "round_1" / "model", tmp_path / "own", tmp_path / "next"):
+        world = {"_target_": "imagined", "model": str(model)}
+        with pytest.raises(ConfigError, match="the candidate learned in this world model, or in one that it was made"):
+            gate_world.in_world(run, run, world, [("candidate", run, its)], level=0.9, seed=0)

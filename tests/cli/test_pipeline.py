@@ -14,7 +14,7 @@ import torch
 
 from robopolicy.cli import pipeline_gate, pipeline_plan, pipeline_stages
 from robopolicy.cli.main import main
-from robopolicy.cli.pipeline_gate import Judge
+from robopolicy.cli.pipeline_gate import PipelineGate
 from robopolicy.cli.run_verb import call
 from robopolicy.config import registry
 from robopolicy.config.verb import Verb
@@ -215,7 +215,7 @@ def test_a_further_round_learns_from_all_episodes_and_builds_on_the_accepted_pol
     for stage in ("online", "one_step", "compare", "look"):
         shutil.rmtree(out / stage)
     asked = deciding(monkeypatch, [True, False, True])
-    monkeypatch.setattr(Judge, "undecidable", lambda self, data: "")
+    monkeypatch.setattr(PipelineGate, "undecidable", lambda self, data: "")
     words = ("rounds=2", "stages=[imitate,collect,offline,compare]", *QUICK)
     assert pipeline(data, out, *words) == 0
 
@@ -252,7 +252,7 @@ def test_the_gate_judges_in_a_world_model_of_all_episodes(
 ) -> None:
     """Each round learns one. Another estimator decides again."""
     asked = deciding(monkeypatch, [True, True])
-    monkeypatch.setattr(Judge, "undecidable", lambda self, data: "")
+    monkeypatch.setattr(PipelineGate, "undecidable", lambda self, data: "")
     trained = list[dict[str, Any]]()
 
     def remembered(verb: Verb, config: dict[str, Any]) -> Any:
@@ -265,6 +265,7 @@ def test_the_gate_judges_in_a_world_model_of_all_episodes(
     words = [f"base={finished / 'imitate'}", f"dataset={data}", f"out={tmp_path}", "stages=[collect,offline]",
              "rounds=2", "model.loop.steps=7", *MORE[:3], "rollouts=12", *QUICK[:-1]]  # fmt: skip
     monkeypatch.setattr(pipeline_stages, "unusable", lambda model: [])
+    monkeypatch.setattr(pipeline_gate, "model_digest", lambda model, which: f"{model.name} at first")
     assert main(["pipeline", *words]) == 0
     collected = [str(tmp_path / name / "data") for name in ("collect", "collect_2")]
     assert [c["dataset"] for c in trained] == collected
@@ -275,7 +276,8 @@ def test_the_gate_judges_in_a_world_model_of_all_episodes(
     assert "recordings and the demonstrations" in (tmp_path / "report.html").read_text()
 
     asked = deciding(monkeypatch, [True, True])
-    assert main(["pipeline", *words, "gate=fitted_q"]) == 0
+    without = [word for word in words if not word.startswith("model.")]
+    assert main(["pipeline", *without, "gate=fitted_q"]) == 0
     assert [c["dataset"] for c in asked] == collected, "another estimator decides again"
 
     asked = deciding(monkeypatch, [True, True])
@@ -284,11 +286,23 @@ def test_the_gate_judges_in_a_world_model_of_all_episodes(
     assert [c["dataset"] for c in asked] == [None], "the first is decided so already, the second in its world again"
 
 
+def test_a_decision_is_of_the_world_model_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = deciding(monkeypatch, [True, True])
+    monkeypatch.setattr(pipeline_gate, "compose", lambda verb, words, settings: {**settings, "words": words})
+    flow = pipeline_stages.Flow(tmp_path, {}, None, {}, common={"seed": 0, "threads": 1})
+    flow.policies["imitate"], flow.accepted, flow.collected["collect"] = tmp_path, "imitate", tmp_path / "collect/data"
+    flow.gate.model = tmp_path / "model"
+    for digest, times in (("a", 1), ("a", 1), ("b", 2)):
+        monkeypatch.setattr(pipeline_gate, "model_digest", lambda model, which, digest=digest: digest)
+        flow._gate("offline", None)
+        assert len(asked) == times, digest
+
+
 def test_where_episodes_do_not_make_a_world_model_the_gate_reads_them(
     finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     asked = deciding(monkeypatch, [True])
-    monkeypatch.setattr(Judge, "undecidable", lambda self, data: "")
+    monkeypatch.setattr(PipelineGate, "undecidable", lambda self, data: "")
     words = [f"base={finished / 'imitate'}", f"out={tmp_path}", "stages=[collect,offline]", *MORE[:3], "rollouts=12",
              *QUICK[:-1]]  # fmt: skip
     assert main(["pipeline", *words]) == 0
@@ -382,6 +396,8 @@ def test_offline_needs_episodes(data: Path, tmp_path: Path, capsys: pytest.Captu
         (["dataset=nowhere", "online.loop.totl_steps=3"], "stage online: loop.totl_steps: unknown key"),
         (["dataset=nowhere", "online.loop.totl_steps=3", "--allow", "tests.fakes"], "stage online: loop.totl_steps"),
         (["stages=[imitate,collect,offline]", "rollouts=300", "offline.loop.held_out=0"], "about 0 of these episodes"),
+        (["level=0.3"], "level=0.3: expected a confidence from 0.5"),
+        (["gate=fitted_q", "model.loop.steps=9"], "model: ['loop'] have no effect with gate=fitted_q"),
         (["dataset=nowhere"], "dataset=nowhere: no dataset here"),
         (["demos=5"], "demos=5: demonstrations are recorded only where nothing else is given"),
     ],

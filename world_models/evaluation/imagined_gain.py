@@ -20,7 +20,8 @@ def decide_in_imagination(
     """Accept `candidate` where it succeeds more often than `base` in `env`'s model, with confidence `level`.
 
     Both play the same episodes: the same held-out starts in every member of the model. The bounds are of a bootstrap
-    over starts and members. An episode of which the model is too uncertain is a failure of either policy.
+    over starts and members. An episode of which the model is too uncertain does not help the candidate: its own is a
+    failure, and the base's counts for neither policy.
 
     Args:
         level: of each one-sided bound. starts: at most so many, spread over those that the model was not trained on.
@@ -32,9 +33,11 @@ def decide_in_imagination(
     check_level(level)
     evaluation = ImaginedEvaluation.crossed(env, starts)
     now, before = (evaluate_in_imagination(policy, evaluation) for policy in (candidate, base))
-    gain = crossed_bootstrap(now.success.double() - before.success.double(), level=2.0 * level - 1.0, seed=seed)
-    uncertain, lost = (float(share.double().mean()) for share in (now.uncertain, now.diverged))
+    difference = (now.success.double() - before.success.double()).masked_fill(before.uncertain, 0.0)
+    gain = crossed_bootstrap(difference, level=2.0 * level - 1.0, seed=seed)
+    lost = max(float(scores.diverged.double().mean()) for scores in (now, before))
+    uncertain, base_uncertain = (float(scores.uncertain.double().mean()) for scores in (now, before))
     return GateResult(
         gain.low > 0.0 and lost <= DIVERGED, *gain, level, now.success.shape[1], uncertain=uncertain,
-        estimator="world_model",
+        base_uncertain=base_uncertain, estimator="world_model",
     )  # fmt: skip

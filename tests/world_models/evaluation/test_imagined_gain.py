@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 from robopolicy.core.errors import ConfigError
 from robopolicy.world_models.envs.imagined import ImaginedEnv
+from robopolicy.world_models.evaluation import imagined_gain
+from robopolicy.world_models.evaluation.imagined_evaluation import ImaginedScores
 from robopolicy.world_models.evaluation.imagined_gain import decide_in_imagination
 from tests.world_models.point import at, point_env
 from tests.world_models.training.test_gate import STARTS, Walker
@@ -40,6 +43,21 @@ def test_a_gain_at_one_start_of_twenty_is_not_sure() -> None:
 def test_what_the_model_does_not_believe_is_a_failure() -> None:
     found = decide_in_imagination(Walker(1.0, lift=0.1), Walker(0.0), env(bound=0.05))
     assert not found.accepted and (found.gain, found.uncertain) == (0.0, 1.0)
+
+
+def test_a_base_that_the_model_does_not_believe_does_not_help_the_candidate() -> None:
+    found = decide_in_imagination(Walker(1.0), Walker(1.0, lift=0.1), env(bound=0.05))
+    assert not found.accepted and (found.gain, found.uncertain, found.base_uncertain) == (0.0, 0.0, 1.0)
+
+
+@pytest.mark.parametrize("lost", ["candidate", "base"])
+def test_neither_policy_may_leave_what_the_model_can_compute(monkeypatch: pytest.MonkeyPatch, lost: str) -> None:
+    none = torch.zeros(1, 20, dtype=torch.bool)
+    diverged = {name: none if name != lost else torch.arange(20)[None] == 0 for name in ("candidate", "base")}
+    scores = [ImaginedScores(~none, none, diverged["candidate"]), ImaginedScores(none, none, diverged["base"])]
+    monkeypatch.setattr(imagined_gain, "evaluate_in_imagination", lambda *_: scores.pop(0))
+    found = decide_in_imagination(Walker(), Walker(), env())
+    assert found.low == 1.0 and not found.accepted
 
 
 def test_a_candidate_that_the_model_cannot_compute_is_refused() -> None:
