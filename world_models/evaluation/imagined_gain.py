@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from torch import Tensor
+
 from robopolicy.evaluation.gate_checks import check_level
 from robopolicy.evaluation.off_policy_evaluation import GateResult
 from robopolicy.policies.base import Policy
@@ -13,6 +15,9 @@ from robopolicy.world_models.evaluation.imagined_evaluation import (
     evaluate_in_imagination,
 )
 
+BELIEVED = 0.95  # share of the base's imagined episodes
+LOOSEST, _LOOSER = 4.0, 1.25  # times the bound on uncertainty: at most, and at each try
+
 
 def decide_in_imagination(
     candidate: Policy, base: Policy, env: ImaginedEnv, *, level: float = 0.9, starts: int = 100, seed: int = 0
@@ -23,6 +28,9 @@ def decide_in_imagination(
     over starts and members. An episode of which the model is too uncertain does not help the candidate: its own is a
     failure, and the base's counts for neither policy.
 
+    The bound on uncertainty is of recorded episodes, and imagined ones wander further. So it is raised until the model
+    believes BELIEVED of the base's, which it should know.
+
     Args:
         level: of each one-sided bound. starts: at most so many, spread over those that the model was not trained on.
         seed: of the resamples.
@@ -32,12 +40,19 @@ def decide_in_imagination(
     """
     check_level(level)
     evaluation = ImaginedEvaluation.crossed(env, starts)
-    now, before = (evaluate_in_imagination(policy, evaluation) for policy in (candidate, base))
+    before = evaluate_in_imagination(base, evaluation)
+    while _share(before.uncertain) > 1.0 - BELIEVED and evaluation.trust < LOOSEST * env.trust:
+        evaluation.trust *= _LOOSER
+        before = evaluate_in_imagination(base, evaluation)
+    now = evaluate_in_imagination(candidate, evaluation)
     difference = (now.success.double() - before.success.double()).masked_fill(before.uncertain, 0.0)
     gain = crossed_bootstrap(difference, level=2.0 * level - 1.0, seed=seed)
-    lost = max(float(scores.diverged.double().mean()) for scores in (now, before))
-    uncertain, base_uncertain = (float(scores.uncertain.double().mean()) for scores in (now, before))
+    lost = max(_share(scores.diverged) for scores in (now, before))
     return GateResult(
-        gain.low > 0.0 and lost <= DIVERGED, *gain, level, now.success.shape[1], uncertain=uncertain,
-        base_uncertain=base_uncertain, estimator="world_model",
+        gain.low > 0.0 and lost <= DIVERGED, *gain, level, now.success.shape[1], uncertain=_share(now.uncertain),
+        base_uncertain=_share(before.uncertain), trust=evaluation.trust, estimator="world_model",
     )  # fmt: skip
+
+
+def _share(outcomes: Tensor) -> float:
+    return float(outcomes.double().mean())

@@ -42,12 +42,21 @@ def test_a_gain_at_one_start_of_twenty_is_not_sure() -> None:
 
 def test_what_the_model_does_not_believe_is_a_failure() -> None:
     found = decide_in_imagination(Walker(1.0, lift=0.1), Walker(0.0), env(bound=0.05))
-    assert not found.accepted and (found.gain, found.uncertain) == (0.0, 1.0)
+    assert not found.accepted and (found.gain, found.uncertain, found.trust) == (0.0, 1.0, 1.0)
 
 
 def test_a_base_that_the_model_does_not_believe_does_not_help_the_candidate() -> None:
-    found = decide_in_imagination(Walker(1.0), Walker(1.0, lift=0.1), env(bound=0.05))
+    found = decide_in_imagination(Walker(1.0), Walker(1.0, lift=0.1), env(bound=0.01))
     assert not found.accepted and (found.gain, found.uncertain, found.base_uncertain) == (0.0, 0.0, 1.0)
+    assert found.trust >= 4.0
+
+
+def test_the_bound_is_raised_until_the_base_is_believed() -> None:
+    """The base rises by 0.01 a step, six steps at most, and the candidate by 0.02."""
+    found = decide_in_imagination(Walker(1.0, lift=0.01), Walker(0.0, lift=0.01), env(bound=0.03))
+    assert found.accepted and found.base_uncertain == 0.0 and 1.0 < found.trust < 4.0
+    bolder = decide_in_imagination(Walker(1.0, lift=0.02), Walker(0.0, lift=0.01), env(bound=0.03))
+    assert bolder.trust == found.trust and bolder.uncertain > 0.0
 
 
 @pytest.mark.parametrize("lost", ["candidate", "base"])
@@ -55,7 +64,7 @@ def test_neither_policy_may_leave_what_the_model_can_compute(monkeypatch: pytest
     none = torch.zeros(1, 20, dtype=torch.bool)
     diverged = {name: none if name != lost else torch.arange(20)[None] == 0 for name in ("candidate", "base")}
     scores = [ImaginedScores(~none, none, diverged["candidate"]), ImaginedScores(none, none, diverged["base"])]
-    monkeypatch.setattr(imagined_gain, "evaluate_in_imagination", lambda *_: scores.pop(0))
+    monkeypatch.setattr(imagined_gain, "evaluate_in_imagination", lambda *_: scores.pop())
     found = decide_in_imagination(Walker(), Walker(), env())
     assert found.low == 1.0 and not found.accepted
 
