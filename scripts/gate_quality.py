@@ -43,7 +43,7 @@ from robopolicy.reporting.result_rows import Evidence, measured, write
 from robopolicy.runs.checkpointer import load_policy
 from robopolicy.utils.provenance import commit
 from robopolicy.utils.threads import set_threads
-from robopolicy.world_models.evaluation.imagined_gain import decide_in_imagination
+from robopolicy.world_models.evaluation.imagined_gain import decided_beside, played
 from scripts.experiment_plan import BASES as PLANNED
 from scripts.experiment_plan import Base
 from scripts.experiments import record_rollouts, robopolicy, train_base
@@ -150,9 +150,9 @@ def world_model(study: Study, paths: Sequence[Path], level: float) -> Iterator[L
     data = (f"dataset={study.rollouts}", f"loop.data.demos={study.start / 'data'}")
     run = study.train("world", "algo=world_model", *data, *MODEL, "seed=0")
     env = build({"_target_": "imagined", "model": run, "even_if_imprecise": True}, "world", num_envs=1, seed=0)
-    reference = load_policy(study.start / "bc")
+    base = played(load_policy(study.start / "bc"), env)
     for path in paths:
-        yield line_of(study, path, decide_in_imagination(load_policy(path), reference, env, level=level))
+        yield line_of(study, path, decided_beside(base, load_policy(path), level=level))
 
 
 ESTIMATORS = {"fitted_q": fitted_q, "world_model": world_model}
