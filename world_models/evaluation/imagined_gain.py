@@ -22,7 +22,7 @@ BELIEVED = 0.95  # share of the base's imagined episodes
 LOOSEST, _LOOSER = 4.0, 1.25  # times the bound on uncertainty: at most, and at each try
 
 
-class Reference(NamedTuple):
+class PlayedBase(NamedTuple):
     """A base's outcomes in the episodes of an evaluation, that candidates are compared on."""
 
     evaluation: ImaginedEvaluation
@@ -45,7 +45,7 @@ def decide_in_imagination(
     return decided_beside(played(base, env, starts), candidate, level=level, seed=seed)
 
 
-def played(base: Policy, env: ImaginedEnv, starts: int = 100) -> Reference:
+def played(base: Policy, env: ImaginedEnv, starts: int = 100) -> PlayedBase:
     """Let `base` play the episodes that candidates are compared on: every start in every member of the model.
 
     The bound on uncertainty is of recorded episodes, and imagined ones wander further. So it is raised, at most
@@ -56,10 +56,10 @@ def played(base: Policy, env: ImaginedEnv, starts: int = 100) -> Reference:
     while _share(scores.uncertain) > 1.0 - BELIEVED and evaluation.trust < LOOSEST * env.trust:
         evaluation.trust *= _LOOSER
         scores = evaluate_in_imagination(base, evaluation)
-    return Reference(evaluation, scores)
+    return PlayedBase(evaluation, scores)
 
 
-def decided_beside(base: Reference, candidate: Policy, *, level: float = 0.9, seed: int = 0) -> GateResult:
+def decided_beside(base: PlayedBase, candidate: Policy, *, level: float = 0.9, seed: int = 0) -> GateResult:
     """Accept `candidate` where it succeeds more often than the base in the same episodes.
 
     The bounds are of a bootstrap over starts and members. An episode of which the model is too uncertain does not help
