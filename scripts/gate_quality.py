@@ -24,6 +24,7 @@ from typing import NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from robopolicy.cli.pipeline_gate import MODEL
 from robopolicy.config.instantiate import build
 from robopolicy.core.rng import episode_seeds
 from robopolicy.datasets.episodes import held_out, take
@@ -57,7 +58,6 @@ METHODS = {  # overrides of `robopolicy train`
     "fast": ("algo=offline", "algo.actor_lr=3e-3"),
     "again": ("algo=bc", "loop.steps=3000", "loop.save_every=600"),  # the base's demonstrations imitated once more
 }
-MODEL = ("loop.steps=4000", "loop.success.precision=0.9", "loop.success.min_positives=24")
 HELD_OUT, ROLLOUTS, EPISODES = 0.25, 300, 300
 OTHER_SEEDS = 100  # of the imitation that is not the base
 CRITIC_ONLY = 2_000  # updates before the policy changes
@@ -148,7 +148,7 @@ def fitted_q(study: Study, paths: Sequence[Path], level: float) -> Iterator[Line
 def world_model(study: Study, paths: Sequence[Path], level: float) -> Iterator[Line]:
     """Yield the decisions by imagined episodes."""
     data = (f"dataset={study.rollouts}", f"loop.data.demos={study.start / 'data'}")
-    run = study.train("world", "algo=world_model", *data, *MODEL, "seed=0")
+    run = study.train("world", *MODEL, *data, "seed=0")
     env = build({"_target_": "imagined", "model": run, "even_if_imprecise": True}, "world", num_envs=1, seed=0)
     base = played(load_policy(study.start / "bc"), env)
     for path in paths:

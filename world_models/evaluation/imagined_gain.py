@@ -19,7 +19,7 @@ from robopolicy.world_models.evaluation.imagined_evaluation import (
 )
 
 BELIEVED = 0.95  # share of the base's imagined episodes
-LOOSEST, _LOOSER = 4.0, 1.25  # times the bound on uncertainty: at most, and at each try
+LOOSER, TRIES = 1.25, 7  # the bound on uncertainty is raised by this factor, so often at most: to 4.8 times
 
 
 class PlayedBase(NamedTuple):
@@ -48,13 +48,15 @@ def decide_in_imagination(
 def played(base: Policy, env: ImaginedEnv, starts: int = 100) -> PlayedBase:
     """Let `base` play the episodes that candidates are compared on: every start in every member of the model.
 
-    The bound on uncertainty is of recorded episodes, and imagined ones wander further. So it is raised, at most
-    LOOSEST-fold, until the model believes BELIEVED of the base's, which it should know.
+    The bound on uncertainty is of recorded episodes, and imagined ones wander further. So it is raised, in
+    TRIES steps at most, until the model believes BELIEVED of the base's, which it should know.
     """
     evaluation = ImaginedEvaluation.crossed(env, starts)
     scores = evaluate_in_imagination(base, evaluation)
-    while _share(scores.uncertain) > 1.0 - BELIEVED and evaluation.trust < LOOSEST * env.trust:
-        evaluation.trust *= _LOOSER
+    for _ in range(TRIES):
+        if _share(scores.uncertain) <= 1.0 - BELIEVED:
+            break
+        evaluation.trust *= LOOSER
         scores = evaluate_in_imagination(base, evaluation)
     return PlayedBase(evaluation, scores)
 

@@ -9,7 +9,7 @@ from robopolicy.core.errors import ConfigError
 from robopolicy.world_models.envs.imagined import ImaginedEnv
 from robopolicy.world_models.evaluation import imagined_gain
 from robopolicy.world_models.evaluation.imagined_evaluation import ImaginedScores
-from robopolicy.world_models.evaluation.imagined_gain import decide_in_imagination
+from robopolicy.world_models.evaluation.imagined_gain import LOOSER, TRIES, decide_in_imagination
 from tests.world_models.point import at, point_env
 from tests.world_models.training.test_gate import STARTS, Walker
 
@@ -48,7 +48,7 @@ def test_what_the_model_does_not_believe_is_a_failure() -> None:
 def test_a_base_that_the_model_does_not_believe_does_not_help_the_candidate() -> None:
     found = decide_in_imagination(Walker(1.0), Walker(1.0, lift=0.1), env(bound=0.01))
     assert not found.accepted and (found.gain, found.uncertain, found.base_uncertain) == (0.0, 0.0, 1.0)
-    assert found.trust >= 4.0
+    assert found.trust == LOOSER**TRIES
 
 
 def test_the_bound_is_raised_until_the_base_is_believed() -> None:
