@@ -23,8 +23,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from robopolicy.core.errors import RobopolicyError
 from robopolicy.datasets.metadata import recorded
+from robopolicy.datasets.source import INFO_FILE
 from robopolicy.evaluation.episode_table import EpisodeTable
 from robopolicy.reporting.result_rows import read, write
+from robopolicy.training.teacher_episodes import FOLDER as TEACHER_EPISODES
 from robopolicy.utils.provenance import commit, write_provenance
 from scripts.experiment_plan import EXPERIMENTS, Base, Setting, trains
 from scripts.experiment_record import Found, record, save_rows
@@ -235,7 +237,9 @@ def untrained(
     mode = "-deterministic" if "deterministic=true" in setting.refine[name] else ""
     rows = EpisodeTable.load(run / f"episodes-{name}{mode}.csv")
     print(f"{(begin or base).name} {setting.prefix}{name}: {rows.summary()}", flush=True)
-    return Found(base=before, rows=rows, evaluations={}, seconds={}, env_steps=0, wall_s=0.0, jobs=jobs,
+    info = (begin or base) / TEACHER_EPISODES / INFO_FILE  # of what a student recorded of its teacher, failures too
+    steps = json.loads(info.read_text())["total_frames"] if info.exists() else 0
+    return Found(base=before, rows=rows, evaluations={}, seconds={}, env_steps=steps, wall_s=0.0, jobs=jobs,
                  commits=(commits[0], commits[1]))  # fmt: skip
 
 
