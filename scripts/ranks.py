@@ -28,12 +28,12 @@ sys.path.insert(0, os.environ.get("RANKS_ROOT", str(ROOT)))
 COUNTS, REPEATS = (1, 2, 4), 3
 COMMON = ("task=reach", "tracker=quiet", "validation_episodes=0")
 SMALL = ("policy=diffusion", "horizon=4", "n_action_steps=2")
-BC = ("algo=bc", *SMALL, "loop.steps=10", "loop.batch_size=64", "loop.evaluate_every=0")
+BC = ("algo=bc", *SMALL, "loop.steps=10", "loop.batch_size=64", "loop.eval_every=0")
 DPPO = ("algo=dppo", "policy.finetuned_steps=4", "num_envs=16", "loop.rollout_steps=40", "algo.critic_warmup=0",
         "algo.epochs=2", "algo.minibatches=5", "algo.lr_schedule=constant")  # fmt: skip
 ROLLOUT = 16 * 40
 SPEED = {
-    "bc": ("algo=bc", "policy=diffusion", "loop.steps=150", "loop.batch_size=128", "loop.evaluate_every=0"),
+    "bc": ("algo=bc", "policy=diffusion", "loop.steps=150", "loop.batch_size=128", "loop.eval_every=0"),
     "dppo": ("algo=dppo", "num_envs=64", "loop.total_steps=10240", "loop.rollout_steps=40"),
 }
 

@@ -32,7 +32,7 @@ from robopolicy.runs.sweep_job import JOB, read_job
 ROOT = Path(__file__).resolve().parents[1]
 PROGRAM = [sys.executable, "-m", "robopolicy.cli.main"]
 TRAIN = ["task=reach", "policy=gaussian", "dataset=data", "loop.steps=1500", "loop.batch_size=64", "threads=1",
-         "loop.evaluate_every=500", "loop.save_every=200", "validation_episodes=40", "tracker=local"]  # fmt: skip
+         "loop.eval_every=500", "loop.save_every=200", "validation_episodes=40", "tracker=local"]  # fmt: skip
 SWEPT = ["algo.lr=3e-4,1e-3,3e-3", "n_action_steps=2,4", "seed=0,1"]
 LAUNCHER = ["hydra/launcher=joblib", "hydra.launcher.n_jobs=2"]
 SWEEP = ["train", "--multirun", *TRAIN, *SWEPT, *LAUNCHER, "run_dir=sweep"]

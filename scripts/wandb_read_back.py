@@ -27,7 +27,7 @@ ROOT = Path(__file__).resolve().parents[1]
 TASK = ("task=reach", "task.horizon=40", "validation_episodes=4", "threads=1")
 FEW = ("num_envs=4", "policy.finetuned_steps=2", "algo.epochs=1", "algo.minibatch=16", "algo.critic_warmup=1")
 LOOPS: dict[str, tuple[str, ...]] = {
-    "bc": ("policy=diffusion", "dataset=data", *TASK, "loop.steps=60", "loop.evaluate_every=20", "loop.batch_size=16"),
+    "bc": ("policy=diffusion", "dataset=data", *TASK, "loop.steps=60", "loop.eval_every=20", "loop.batch_size=16"),
     "on_policy": ("algo=dppo", "base=bc", *TASK, *FEW, "loop.total_steps=960", "loop.rollout_steps=20",
                   "loop.eval_every=480"),
     "off_policy": ("algo=residual", "base=bc", "dataset=data", *TASK, "num_envs=4", "loop.total_steps=960",
@@ -37,7 +37,7 @@ LOOPS: dict[str, tuple[str, ...]] = {
                     "loop.success.min_positives=1", "loop.labelled=32", "loop.holdout=0.4"),
     "imagined": ("algo=dppo", "world=imagined", "world.model=world_model", "world.even_if_bad=true", "base=bc", *TASK,
                  *FEW, "loop.total_steps=960", "loop.rollout_steps=20", "loop.eval_every=480"),
-    "resumed": ("policy=diffusion", "dataset=data", *TASK, "loop.steps=120", "loop.evaluate_every=40",
+    "resumed": ("policy=diffusion", "dataset=data", *TASK, "loop.steps=120", "loop.eval_every=40",
                 "loop.save_every=10", "loop.batch_size=16"),
 }  # fmt: skip
 CURVE = {"world_model": "train/loss", "bc": "train/loss", "resumed": "train/loss"}  # of the others: train/success

@@ -58,11 +58,10 @@ def _check(verb: Verb, found: Sweep, config_dirs: Sequence[Path]) -> Path:
             raise type(error)(f"job {where}: {error}") from error
         folder = config["run_dir"]
         loop = config.get("loop") or {}
-        if found.optimises and not (loop.get("eval_every") or loop.get("evaluate_every")):
-            key = "evaluate_every" if "evaluate_every" in loop else "eval_every"
+        if found.optimises and not loop.get("eval_every"):
             raise UsageError(
                 f"{found.option('hydra/sweeper')}: optimises the success of the last evaluation in training, and there "
-                f"is none. Add task=… and loop.{key}=<steps between evaluations>."
+                "is none. Add task=… and loop.eval_every=<steps between evaluations>."
             )
     return Path(folder)
 

@@ -187,4 +187,4 @@ def _why(member: SweepRun) -> str:
         return f"failed: {job.error}"
     if member.state not in ("run", "finished"):
         return "has not ended: the sweep's command goes on with it"
-    return "no evaluated episodes: robopolicy eval, or evaluations in training (loop.eval_every, loop.evaluate_every)"
+    return "no evaluated episodes: robopolicy eval, or evaluations in training (loop.eval_every)"

@@ -36,7 +36,7 @@ def offline(
     log_every: Count | None = None,
     save_every: Natural = 2_000,
     evaluate: Callable[[Policy, int], Metrics] | None = None,
-    evaluate_every: Natural = 0,
+    eval_every: Natural = 0,
     only_success: bool | None = None,
     rollouts: dict[str, Path] | None = None,
     held_out: Fraction = 0.0,
@@ -49,11 +49,11 @@ def offline(
     Several ranks learn neighbouring rows of each batch. Its random numbers are those of one rank, dropout's excepted.
 
     Args:
-        evaluate: called with `algo.policy` and step every `evaluate_every` steps; its numbers are logged under `eval/`.
+        evaluate: called with `algo.policy` and step every `eval_every` steps; its numbers are logged under `eval/`.
         steps: number of updates.
         batch_size: windows of an update; None: 256; `train` chooses it before, see with_batch_size.
         log_every: updates between log entries; None: a twentieth of `steps`, at most 100.
-        save_every: updates between checkpoints. evaluate_every: updates between evaluations; 0: none.
+        save_every: updates between checkpoints. eval_every: updates between evaluations; 0: none.
         only_success: True: episodes that failed are not learned from. None: they are, with a warning where others
             succeeded. False: they are.
         rollouts: datasets of a policy's own episodes, {name: path}; those that succeeded are learned from too.
@@ -92,7 +92,7 @@ def offline(
             window.add(metrics, step, tracker)
             progress.update(step, **window.means)
             estimate.update()
-            if evaluate is not None and evaluate_every and step % evaluate_every == 0:
+            if evaluate is not None and eval_every and step % eval_every == 0:
                 result = evaluate(algo.policy, step)
                 tracker.log({f"eval/{name}": value for name, value in result.items()}, step)
                 best, better = max(best, result["success_rate"]), result["success_rate"] >= best

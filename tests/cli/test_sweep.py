@@ -244,4 +244,4 @@ def test_a_job_whose_process_died_is_named(
 def test_an_optimiser_needs_evaluations(trainings: Trainings, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("hydra_plugins.hydra_optuna_sweeper")
     assert main([*COMMAND, "run_dir=sweep", "hydra/sweeper=optuna"]) == 2
-    assert "Add task=… and loop.evaluate_every=" in capsys.readouterr().err
+    assert "Add task=… and loop.eval_every=" in capsys.readouterr().err

@@ -93,7 +93,7 @@ def test_both_loops_end_early_and_stay_ended(
     common = ["train", "task=reach", "tracker=quiet", "threads=1", "num_envs=32", "task.horizon=8"]
     data, base = f"dataset={tmp_path / 'data'}", f"base={tmp_path / 'bc'}"
     assert main(["demos", "task=reach", f"out={tmp_path / 'data'}", "episodes=3", "num_envs=4"]) == 0
-    bc = ["policy=diffusion", "loop.steps=5", "loop.evaluate_every=0", "horizon=4", "n_action_steps=2"]
+    bc = ["policy=diffusion", "loop.steps=5", "loop.eval_every=0", "horizon=4", "n_action_steps=2"]
     assert main([*common, data, *bc, f"run_dir={tmp_path / 'bc'}"]) == 0
     for name, options in {
         "dppo": ("algo=dppo", "loop.rollout_steps=8", "algo.epochs=1", "policy.finetuned_steps=2"),

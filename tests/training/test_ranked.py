@@ -18,7 +18,7 @@ from tests.rank_processes import in_ranks
 pytestmark = pytest.mark.timeout(1500)  # seconds, on a machine that others use too
 COMMON = ("task=reach", "tracker=local", "threads=1", "validation_episodes=3")
 BC = ("algo=bc", "policy=diffusion", "loop.steps=10", "loop.batch_size=17", "loop.log_every=5", "horizon=4",
-      "n_action_steps=2", "loop.evaluate_every=10", "policy.noise_samples=2")  # fmt: skip
+      "n_action_steps=2", "loop.eval_every=10", "policy.noise_samples=2")  # fmt: skip
 RL = ("num_envs=4", "loop.rollout_steps=40", "loop.save_every=160", "loop.eval_every=320", "algo.epochs=2",
       "algo.minibatch=64")  # fmt: skip
 DPPO = ("algo=dppo", "policy.finetuned_steps=2", "algo.critic_warmup=1", *RL)

@@ -27,7 +27,7 @@ from robopolicy.utils.storage import read_state
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("lerobot"), pytest.mark.timeout(900)]
 ROOT = Path(__file__).parents[2]
 COMMON = ("train", "task=reach", "tracker=quiet", "threads=1", "validation_episodes=4")
-BC = ("policy=gaussian", "loop.steps=60", "loop.save_every=20", "loop.log_every=10", "loop.evaluate_every=25",
+BC = ("policy=gaussian", "loop.steps=60", "loop.save_every=20", "loop.log_every=10", "loop.eval_every=25",
       "loop.batch_size=16")  # fmt: skip
 RESIDUAL = ("algo=residual", "num_envs=4", "loop.total_steps=240", "loop.warmup_steps=40", "loop.save_every=80",
             "loop.critic_only_updates=4", "loop.log_every=20", "loop.eval_every=100", "loop.batch_size=16")  # fmt: skip
