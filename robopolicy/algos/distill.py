@@ -1,8 +1,8 @@
 """Distil a denoising policy of many steps into a flow of one or two (Luhman & Luhman 2021; Liu et al. 2023).
 
 The student learns where the teacher takes each initial noise: a straight line from the noise to the teacher's chunk.
-On such lines one Euler step is exact. The noise goes on choosing among the teacher's chunks, so the student still
-explores. Liu et al. call this reflow; there the teacher is a flow, here any policy that begins at noise.
+On such lines one Euler step is exact. The noise goes on choosing among the chunks of a flow or of DDIM, so the student
+still explores. Liu et al. call this reflow; there the teacher is a flow, here any policy that begins at noise.
 
 A residual begins at no noise of its own, and an edited policy chooses among chunks of several. There the student learns
 the recorded actions, which are the teacher's, and one step leads from every noise to their mean.
@@ -31,8 +31,9 @@ class Distill(BC):
 
     The chunks of a teacher that does not follow one noise are those of the dataset: its own episodes.
 
-    The teacher acts from the initial noise alone: the noise of later steps of a DDPM is zero. The student begins with
-    the teacher's encoder where both are alike and normalise alike.
+    The teacher acts from the initial noise alone: the noise of later steps of a DDPM is zero. Then every start ends in
+    nearly the same chunk; DDIM's steps of the same weights keep the teacher's scatter (`teacher_sampling`). The student
+    begins with the teacher's encoder where both are alike and normalise alike.
 
     Args:
         policy: a flow policy, trained in place.
