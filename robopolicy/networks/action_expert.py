@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from robopolicy.config.schema import Natural
 from robopolicy.networks.denoiser import Denoiser
 from robopolicy.networks.precision import Precision, computing
 from robopolicy.networks.transformer import feed_forward, modulate
@@ -57,7 +58,7 @@ class ActionExpert(Denoiser):
         depth: int = 4,
         heads: int = 4,
         ratio: int = 4,
-        time_dim: int = 128,
+        time_dim: Natural = 128,
         precision: Precision = "float32",
     ) -> None:
         super().__init__(cond_dim=token_dim, time_dim=time_dim, embed_dim=width, activation=nn.SiLU())

@@ -20,12 +20,13 @@ class Denoiser(nn.Module):
     all its times in one small batch, instead of both at every denoising step.
 
     Args:
-        cond_dim: C. time_dim: size of the sinusoidal time features.
+        cond_dim: C. time_dim: size of the sinusoidal time features; 0: t is not seen, for a chain of one step.
         embed_dim: P, size of the embedding that `denoise` consumes.
     """
 
     def __init__(self, *, cond_dim: int, time_dim: int, embed_dim: int, activation: nn.Module) -> None:
         super().__init__()
+        self.embed_dim = embed_dim
         self.time = nn.Sequential(
             TimeFeatures(time_dim),
             nn.Linear(time_dim, 4 * time_dim),
@@ -33,12 +34,12 @@ class Denoiser(nn.Module):
             nn.Linear(4 * time_dim, time_dim),
             activation,
             nn.Linear(time_dim, embed_dim, bias=False),
-        )
+        ) if time_dim else None  # fmt: skip
         self.cond = nn.Linear(cond_dim, embed_dim)
 
     def embed_time(self, t: Tensor) -> Tensor:
         """[B P] from t [B]."""
-        return self.time(t)
+        return self.time(t) if self.time is not None else t.new_zeros(len(t), self.embed_dim)
 
     def embed_cond(self, cond: Tensor) -> Tensor:
         """[B P] from cond [B C]."""

@@ -6,6 +6,7 @@ from functools import partial
 
 from torch import Tensor, nn
 
+from robopolicy.config.schema import Natural
 from robopolicy.networks.denoiser import Denoiser
 
 
@@ -54,7 +55,7 @@ class ResidualMLP(Denoiser):
         cond_dim: int,
         width: int = 256,
         blocks: int = 1,
-        time_dim: int = 32,
+        time_dim: Natural = 32,
     ) -> None:
         super().__init__(cond_dim=cond_dim, time_dim=time_dim, embed_dim=width, activation=nn.SiLU())
         self.action = nn.Linear(horizon * action_dim, width, bias=False)

@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from robopolicy.config.schema import Natural
 from robopolicy.networks.denoiser import Denoiser
 
 
@@ -27,7 +28,7 @@ class Transformer(Denoiser):
         depth: int = 4,
         heads: int = 4,
         ratio: int = 4,
-        time_dim: int = 128,
+        time_dim: Natural = 128,
     ) -> None:
         super().__init__(cond_dim=cond_dim, time_dim=time_dim, embed_dim=width, activation=nn.SiLU())
         self.action = nn.Linear(action_dim, width)

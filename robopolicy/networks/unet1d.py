@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from robopolicy.config.schema import Natural
 from robopolicy.networks.denoiser import Denoiser, Mish
 
 
@@ -33,7 +34,7 @@ class UNet1d(Denoiser):
         dims: tuple[int, ...] = (64, 128, 256),
         kernel: int = 5,
         groups: int = 8,
-        time_dim: int = 128,
+        time_dim: Natural = 128,
     ) -> None:
         widths = list(zip((action_dim, *dims[:-1]), dims, strict=True))
         shapes = [s for a, b in widths for s in ((a, b), (b, b))] + [(dims[-1], dims[-1])] * 2

@@ -39,7 +39,7 @@ class ChunkDenoiser(DenoisingPolicy):
         lora_rank: rank of that copy's change of every weight (Hu et al. 2022); 0: the whole copy is fine-tuned.
 
     Raises:
-        ConfigError: finetuned_steps outside 0…S.
+        ConfigError: finetuned_steps outside 0…S, or a network that sees no time for several steps.
     """
 
     times: Tensor
@@ -80,6 +80,8 @@ class ChunkDenoiser(DenoisingPolicy):
         )  # fmt: skip
         self.encoder, self.cond_dim = made, made.out_dim
         self.network = network(horizon=spec.horizon, action_dim=spec.action.dim, cond_dim=self.cond_dim)
+        if count > 1 and self.network.time is None:
+            raise ConfigError(f"network.time_dim: is 0, which suits one step of sampling, found {count}. Say 32")
         self.chain_noise_shape = (count + 1, spec.horizon, spec.action.dim)
         self.finetuned: Denoiser | None = None
         if finetuned_steps:
@@ -124,6 +126,8 @@ class ChunkDenoiser(DenoisingPolicy):
         """Mean squared error of the network's prediction, over all elements of actions that are not padding."""
         if self.finetuned_steps:
             raise RobopolicyError("a policy with a fine-tuned copy is not trained by imitation; train its base")
+        if self.network.time is None:
+            raise ConfigError("network.time_dim: is 0, and imitation learns at all times of a chain. Say 32")
         action = self.normalizer.normalize(ACTION, batch[ACTION])  # [B H Da]
         keep = ~batch["action_is_pad"]  # [B H]
         cond = self.encode_batch(batch)
