@@ -57,6 +57,11 @@ class Denoiser(nn.Module):
         return self.denoise(x, self.embed_time(t) + from_cond)
 
 
+def sees_time(network: nn.Module) -> bool:
+    """Tell whether the prediction of a network depends on t; that of one's own does."""
+    return getattr(network, "time", network) is not None
+
+
 class TimeFeatures(nn.Module):
     """sin and cos of t [B] at `dim`/2 geometrically spaced periods (π0, Black et al. 2024, appendix B).
 

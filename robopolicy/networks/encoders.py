@@ -86,7 +86,7 @@ class ObservationEncoder(nn.Module):
         """cond [B C] from normalised obs [B To ...]; `augment`: shift images, drop points (training only)."""
         parts = []
         if self.floats:
-            state = torch.cat([obs[k].flatten(1) for k in self.floats], dim=1)
+            state = side_by_side([obs[k].flatten(1) for k in self.floats])
             parts.append(self.state(by_task(state, obs[TASK][:, -1], self.task_inputs) if self.task_inputs else state))
         for key, encoder in zip(self.cameras, self.images, strict=True):
             image = obs[key]
@@ -98,4 +98,9 @@ class ObservationEncoder(nn.Module):
             parts.append(encoder(cloud.flatten(0, 1)).view(len(cloud), -1))
         if self.has_task:
             parts.append(self.task(obs[TASK][:, -1]))
-        return torch.cat(parts, dim=1) if len(parts) > 1 else parts[0]
+        return side_by_side(parts)
+
+
+def side_by_side(parts: list[Tensor]) -> Tensor:
+    """Put [B D…] side by side; a single one is not copied."""
+    return torch.cat(parts, dim=1) if len(parts) > 1 else parts[0]

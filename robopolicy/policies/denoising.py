@@ -15,7 +15,7 @@ from robopolicy.config.schema import Count, Fraction, Natural
 from robopolicy.core.errors import ConfigError, RobopolicyError
 from robopolicy.core.specs import PolicySpec
 from robopolicy.core.types import Metrics, Obs, newest
-from robopolicy.networks.denoiser import Denoiser
+from robopolicy.networks.denoiser import Denoiser, sees_time
 from robopolicy.networks.encoders import ObservationEncoder
 from robopolicy.networks.lora import adapt, plain_state
 from robopolicy.policies.base import SEEN, DenoisingPolicy, DenoisingStep
@@ -80,7 +80,7 @@ class ChunkDenoiser(DenoisingPolicy):
         )  # fmt: skip
         self.encoder, self.cond_dim = made, made.out_dim
         self.network = network(horizon=spec.horizon, action_dim=spec.action.dim, cond_dim=self.cond_dim)
-        if count > 1 and self.network.time is None:
+        if count > 1 and not sees_time(self.network):
             raise ConfigError(f"network.time_dim: is 0, which suits one step of sampling, found {count}. Say 32")
         self.chain_noise_shape = (count + 1, spec.horizon, spec.action.dim)
         self.finetuned: Denoiser | None = None
@@ -126,7 +126,7 @@ class ChunkDenoiser(DenoisingPolicy):
         """Mean squared error of the network's prediction, over all elements of actions that are not padding."""
         if self.finetuned_steps:
             raise RobopolicyError("a policy with a fine-tuned copy is not trained by imitation; train its base")
-        if self.network.time is None:
+        if not sees_time(self.network):
             raise ConfigError("network.time_dim: is 0, and imitation learns at all times of a chain. Say 32")
         action = self.normalizer.normalize(ACTION, batch[ACTION])  # [B H Da]
         keep = ~batch["action_is_pad"]  # [B H]
@@ -179,12 +179,15 @@ class ChunkDenoiser(DenoisingPolicy):
     def stages(self, cond: Tensor) -> Iterator[tuple[int, Callable[[Tensor], Tensor]]]:
         """Yield every step of the chain: its index, and the prediction [B H Da] as a function of x [B H Da].
 
-        Each network embeds the observation once and all its times in one small batch.
+        Each network embeds the observation once and all its times in one small batch; see sees_time.
         """
         split = len(self.times) - self.finetuned_steps
         for network, steps in ((self.network, range(split)), (self.finetuned, range(split, len(self.times)))):
             if network is not None and len(steps):
                 from_cond = network.embed_cond(cond)
+                if not sees_time(network):
+                    yield steps.start, partial(network.denoise, embedding=from_cond)
+                    continue
                 from_time = network.embed_time(self.times[steps.start : steps.stop])
                 for i, time in zip(steps, from_time, strict=True):
                     yield i, partial(network.denoise, embedding=from_cond + time)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from robopolicy.algos.distill import Distill
-from robopolicy.core.errors import SpecError
+from robopolicy.core.errors import ConfigError, SpecError
 from robopolicy.core.types import STATE, Feature
 from robopolicy.networks.mlp import MLP, ResidualMLP
 from robopolicy.policies.base import Policy
@@ -26,10 +26,10 @@ from tests.policies.test_edited import edited_of
 ENCODER = partial(MLP, out_dim=5, width=8, depth=1)
 
 
-def student(steps: int = 1, teacher: ChunkDenoiser | None = None, **options: Any) -> FlowPolicy:
+def student(steps: int = 1, teacher: ChunkDenoiser | None = None, *, time_dim: int = 16, **options: Any) -> FlowPolicy:
     like = teacher or base()
     torch.manual_seed(1)
-    network = partial(ResidualMLP, width=64, time_dim=16)
+    network = partial(ResidualMLP, width=64, time_dim=time_dim)
     return FlowPolicy(like.spec, like.normalizer, network=network, sampling_steps=steps, **options)
 
 
@@ -39,8 +39,8 @@ def batch_of(count: int = 128) -> dict[str, Tensor]:
     return {STATE: state, "action": torch.zeros(count, horizon, dim)}
 
 
-@pytest.mark.parametrize(("kind", "steps"), [("ddpm", 1), ("flow", 1), ("flow", 2)])
-def test_the_student_follows_every_noise(kind: str, steps: int) -> None:
+@pytest.mark.parametrize(("kind", "steps", "time_dim"), [("ddpm", 1, 0), ("flow", 1, 16), ("flow", 2, 16)])
+def test_the_student_follows_every_noise(kind: str, steps: int, time_dim: int) -> None:
     teacher = base(kind)
     high = torch.tensor(teacher.spec.action.high)
 
@@ -49,7 +49,7 @@ def test_the_student_follows_every_noise(kind: str, steps: int) -> None:
         return high * torch.tanh(first + 3 * obs[STATE][:, -1:, :2])
 
     teacher.act = act  # type: ignore[method-assign,assignment]
-    algo = Distill(student(steps, teacher), teacher, steps=500, lr=3e-3, ema_decay=0.9)
+    algo = Distill(student(steps, teacher, time_dim=time_dim), teacher, steps=500, lr=3e-3, ema_decay=0.9)
     torch.manual_seed(2)
     for _ in range(500):
         algo.update(batch_of())
@@ -68,6 +68,13 @@ def test_a_ddpm_acts_from_its_initial_noise_alone() -> None:
     action = teacher.spec.action
     wanted = teacher.act({STATE: batch[STATE]}, noise=every).clamp(torch.tensor(action.low), torch.tensor(action.high))
     assert torch.equal(algo.chunk(batch, noise), algo.model.normalizer.normalize("action", wanted))
+
+
+def test_a_network_that_sees_no_time_serves_one_step_alone_and_is_not_imitated_with() -> None:
+    with pytest.raises(ConfigError, match=r"network\.time_dim: is 0, .* one step of sampling, found 2"):
+        student(2, time_dim=0)
+    with pytest.raises(ConfigError, match=r"network\.time_dim: is 0, .* all times"):
+        student(time_dim=0).loss({})
 
 
 def test_a_teacher_is_not_changed() -> None:

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from robopolicy.networks.denoiser import Denoiser, Mish, TimeFeatures
+from robopolicy.networks.denoiser import Denoiser, Mish, TimeFeatures, sees_time
 from robopolicy.networks.mlp import MLP, ResidualMLP
 from robopolicy.networks.transformer import Attention, Transformer, attention
 from robopolicy.networks.unet1d import Conv, ResidualBlock, UNet1d, Upsample
@@ -77,6 +77,19 @@ def test_the_embedding_is_a_sum_and_one_time_serves_a_batch(make: Callable[..., 
     t = torch.tensor([0.3])
     split = network.denoise(x, network.embed_cond(cond) + network.embed_time(t)[0])
     torch.testing.assert_close(split, network(x, t.expand(4), cond), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("make", DENOISERS.values(), ids=DENOISERS)
+def test_without_time_features_the_time_changes_nothing(make: Callable[..., Denoiser]):
+    timed, network = build(make, 8), build(partial(make, time_dim=0), 8)
+    x, t, cond = inputs(8)
+    assert (
+        sees_time(timed)
+        and not sees_time(network)
+        and not any(name.startswith("time.") for name in network.state_dict())
+    )
+    assert torch.equal(network(x, t, cond), network(x, 1 - t, cond))
+    assert torch.equal(network(x, t, cond), network.denoise(x, network.embed_cond(cond)))
 
 
 def test_mish_value_and_gradient():
