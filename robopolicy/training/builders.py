@@ -15,6 +15,7 @@ from robopolicy.datasets.lerobot_reader import load_episodes
 from robopolicy.envs.grouped_env import GroupedEnv
 from robopolicy.envs.wrap_for import wrap_for
 from robopolicy.policies.base import Policy
+from robopolicy.training.base_critic import begin_with_critic_of
 from robopolicy.training.train_config import TrainConfig
 from robopolicy.training.validation import Validation
 from robopolicy.utils import ranks
@@ -134,7 +135,12 @@ def reads_dataset(config: TrainConfig) -> bool:
 
 
 def build_algorithm(
-    config: TrainConfig, policy: Policy, *, demonstrations: Episodes | None, teacher: Policy | None = None
+    config: TrainConfig,
+    policy: Policy,
+    *,
+    demonstrations: Episodes | None,
+    teacher: Policy | None = None,
+    resumed: bool = False,
 ) -> Any:
     """Build the algorithm around `policy`.
 
@@ -145,6 +151,9 @@ def build_algorithm(
         group_size: envs that start in the same state; naming it makes that key required.
         steps: length of the loop, in updates (offline) or env steps. seed, device: those of the run.
         anchor: weight of the KL to the base, 0.01 in an imagined env and else 0.
+
+    Args:
+        resumed: the algorithm gets its state, critics too, from a checkpoint of its own.
     """
     node = config.algo_node
     names = open_arguments(node, "algo")
@@ -162,4 +171,7 @@ def build_algorithm(
         if config.group_size is None:
             raise ConfigError("group_size: is needed by this algo: how many envs start in the same state, e.g. 8")
         available["group_size"] = config.group_size
-    return build(node, "algo", **{name: value for name, value in available.items() if name in names})
+    algo = build(node, "algo", **{name: value for name, value in available.items() if name in names})
+    if config.base_critic and not resumed:
+        begin_with_critic_of(config.base, algo)
+    return algo

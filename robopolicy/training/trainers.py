@@ -64,7 +64,7 @@ def train_offline_rl(config: TrainConfig, checkpointer: Checkpointer) -> Metrics
     base = load_base(config, env, resumed)
     demos = load_demonstrations(config, base)
     policy = build_policy_for(config, env=env, base=base, demonstrations=demos, resumed=resumed)
-    algo = build_algorithm(config, policy, demonstrations=demos)
+    algo = build_algorithm(config, policy, demonstrations=demos, resumed=resumed is not None)
     validation = build_evaluation(config)
     return run_loop(
         config, checkpointer, policy=policy, validation=validation, evaluate=validation, algo=algo, demos=demos
@@ -97,7 +97,7 @@ def _reinforce(config: TrainConfig, checkpointer: Checkpointer, *, reads: bool) 
     demos = load_demonstrations(config, base) if reads else None
     policy = build_policy_for(config, env=env, base=base, demonstrations=demos, resumed=resumed)
     teacher = load_teacher(config, env)
-    algo = build_algorithm(config, policy, demonstrations=demos, teacher=teacher)
+    algo = build_algorithm(config, policy, demonstrations=demos, teacher=teacher, resumed=resumed is not None)
     wrapped = wrap_env(config, env, policy, teacher)
     validation = build_evaluation(config)
     evaluate, eval_every = build_gate(config, algo=algo, env=env, evaluation=validation)

@@ -1,0 +1,106 @@
+"""`base_critic`: a chunk learner goes on from the critic of its base's run; what does not fit is refused by name."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from robopolicy.algos.aloe import ALOE
+from robopolicy.algos.ogpo import OGPO
+from robopolicy.core.errors import CheckpointError, ConfigError
+from robopolicy.networks.critics import CriticEnsemble
+from robopolicy.runs.checkpointer import Checkpointer
+from robopolicy.training.base_critic import begin_with_critic_of
+from robopolicy.training.builders import build_algorithm
+from robopolicy.training.train_config import TrainConfig
+from tests.algos.test_chunk_critic import policy_of
+
+SIZE = {"heads": 2, "width": 16}
+CRITIC = partial(CriticEnsemble, **SIZE)
+
+
+class Found:
+    """Stands for a policy in a checkpoint: it is found, and not read."""
+
+    folder = "policy"
+
+    def write(self, folder: Path) -> None:
+        (folder / "policy.json").write_text("{}")
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """A run whose critic and target differ from each other and from new ones."""
+    torch.manual_seed(3)
+    algo = ALOE(policy_of(), critic=CRITIC)
+    with torch.no_grad():
+        for x in algo.target_params:
+            x.add_(1.0)
+    saved(tmp_path / "offline", algo.state_dict())
+    return tmp_path / "offline"
+
+
+def saved(run: Path, algo: dict[str, Any]) -> None:
+    Checkpointer(run).write(1, policy=Found(), state={"algo": algo})
+
+
+def test_critic_and_target_are_those_of_the_run_and_nothing_else_is(run: Path) -> None:
+    torch.manual_seed(4)
+    algo = OGPO(policy_of(), critic=CRITIC)
+    before = algo.state_dict()
+    begin_with_critic_of(run, algo)
+    was = ALOE(policy_of(), critic=CRITIC)
+    was.load_state_dict(Checkpointer(run).latest()["algo"])  # type: ignore[index]
+    for name in ("critic", "target"):
+        own, old = getattr(algo, name).state_dict(), getattr(was, name).state_dict()
+        assert all(torch.equal(own[key], old[key]) for key in old)
+    assert algo.state_dict()["critic_optim"] == before["critic_optim"]
+    assert algo.critic_params[0] is next(iter(algo.critic.parameters())), "the optimiser would train another critic"
+
+
+def test_a_checkpoint_of_the_run_serves_too(run: Path) -> None:
+    algo = ALOE(policy_of(), critic=CRITIC)
+    begin_with_critic_of(run / "checkpoints" / "latest", algo)
+    assert not torch.equal(algo.critic_params[0], algo.target_params[0])
+
+
+def test_what_does_not_fit_is_refused_by_name(run: Path, tmp_path: Path) -> None:
+    algo = ALOE(policy_of(), critic=CRITIC)
+    with pytest.raises(ConfigError, match=r"base_critic=true: object has no critic with a target"):
+        begin_with_critic_of(run, object())
+    for base in (None, tmp_path / "nothing", Path("zero_action")):
+        with pytest.raises(ConfigError, match="is no run directory"):
+            begin_with_critic_of(base, algo)
+    wider = ALOE(policy_of(), critic=partial(CriticEnsemble, heads=2, width=32))
+    before = wider.critic_params[0].clone()
+    with pytest.raises(ConfigError, match=r"of shape \(2, .*16\), that of algo \(2, .*32\)\. Give algo\.critic"):
+        begin_with_critic_of(run, wider)
+    assert torch.equal(before, wider.critic_params[0])
+    (tmp_path / "policy").mkdir()
+    Found().write(tmp_path / "policy")
+    with pytest.raises(ConfigError, match="no training lies beside this policy"):
+        begin_with_critic_of(tmp_path / "policy", algo)
+    saved(tmp_path / "bc", {"updates": 3})
+    with pytest.raises(ConfigError, match="was trained without a critic"):
+        begin_with_critic_of(tmp_path / "bc", algo)
+
+
+def test_a_damaged_checkpoint_is_refused(run: Path) -> None:
+    state = next(run.glob("checkpoints/step_*/state.safetensors"))
+    state.write_bytes(state.read_bytes()[:-4])
+    with pytest.raises(CheckpointError):
+        begin_with_critic_of(run, ALOE(policy_of(), critic=CRITIC))
+
+
+@pytest.mark.parametrize("resumed", [False, True])
+def test_the_key_reaches_the_algorithm_where_the_run_begins(run: Path, tmp_path: Path, resumed: bool) -> None:
+    config = TrainConfig(
+        run_dir=tmp_path / "run", base=run, base_critic=True, loop={"_target_": "off_policy", "total_steps": 10},
+        tracker={}, algo={"_target_": "aloe", "critic": {"_target_": "ensemble", "_partial_": True, **SIZE}},
+    )  # fmt: skip
+    algo = build_algorithm(config, policy_of(), demonstrations=None, resumed=resumed)
+    assert torch.equal(algo.critic_params[0], algo.target_params[0]) == resumed
