@@ -27,7 +27,7 @@ from robopolicy.policies.normalizer import ACTION
 
 
 class Distill(BC):
-    """Regress the student's velocity on (teacher's chunk − noise), at the observations of a dataset.
+    """Regress the student's prediction, on the line from noise to the teacher's chunk, at a dataset's observations.
 
     The chunks of a teacher that does not follow one noise are those of the dataset: its own episodes.
 
@@ -64,7 +64,7 @@ class Distill(BC):
         self.limits = torch.tensor([action.low, action.high], device=policy.times.device)
 
     def loss(self, batch: dict[str, Any]) -> tuple[Tensor, Metrics]:
-        """Compute the mean square error [] of the velocity at random sampling times.
+        """Compute the mean square error [] of the prediction at random sampling times.
 
         Args:
             batch: {key: [B To ...], "action": [B H Da], "action_is_pad": [B H]}; actions are read where the
@@ -77,9 +77,8 @@ class Distill(BC):
         recorded = not self.teacher.follows_noise
         chunk = self.normalizer.normalize(ACTION, batch[ACTION]) if recorded else self.chunk(batch, noise)
         index = draw_rows(lambda rows: torch.randint(len(student.times), (rows,), device=device), len(noise))
-        x, velocity = student.noised(chunk, noise, index)
-        predicted = student.network(x, student.times[index], student.encode_batch(batch))
-        error = (predicted - velocity).square()
+        x, target = student.noised(chunk, noise, index)
+        error = (student.network(x, student.times[index], student.encode_batch(batch)) - target).square()
         if recorded:  # the dataset repeats the last action past an episode's end
             keep = ~batch["action_is_pad"]
             return (error.mean(-1) * keep).sum() / keep.sum(), {}

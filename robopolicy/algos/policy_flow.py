@@ -50,7 +50,7 @@ class PolicyFlow(PolicyGradient):
         **options: see PPOConfig.
 
     Raises:
-        ConfigError: the flow is stochastic, or only a part of it is fine-tuned.
+        ConfigError: the flow is stochastic, does not predict velocities, or only a part of it is fine-tuned.
     """
 
     def __init__(
@@ -71,6 +71,8 @@ class PolicyFlow(PolicyGradient):
                 f"and no noise_level; found finetuned_steps={policy.finetuned_steps}, "
                 f"noise of shape {policy.noise_shape}"
             )
+        if policy.target != "velocity":
+            raise ConfigError(f"PolicyFlow compares velocities; the base predicts {policy.target!r}. Use algo=dppo")
         self.policy, self.brownian, self.entropy = policy, brownian, entropy
         device = policy.finetuned_parameters()[0].device
         self.log_std = nn.Parameter(torch.full((policy.spec.action.dim,), math.log(noise), device=device))
