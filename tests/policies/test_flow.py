@@ -39,6 +39,38 @@ def test_euler_follows_a_straight_line_exactly(count: int):
     assert flow.network.times == [pytest.approx([i / count for i in range(count)])]
 
 
+class Ends(Straight):
+    """The exact end of the line."""
+
+    def denoise(self, x: Tensor, embedding: Tensor) -> Tensor:
+        return self.target.expand_as(x)
+
+
+@pytest.mark.parametrize(("count", "level"), [(1, 0.0), (4, 0.0), (4, 0.5)])
+def test_by_the_action_it_samples_and_corrects_as_by_the_velocity(count: int, level: float):
+    by_action, by_velocity = (
+        policy(FlowPolicy, DATA, sampling_steps=count, noise_level=level, prediction=p) for p in ("sample", "velocity")
+    )
+    target = torch.randn(4, 2)
+    by_action.network, by_velocity.network = Ends(target), Straight(target)
+    noise, cond = torch.randn(5, *by_action.noise_shape), torch.zeros(5, 3)
+    torch.testing.assert_close(by_action.sample(cond, noise=noise), by_velocity.sample(cond, noise=noise))
+    x, k = torch.randn(5, 4, 2), count - 1
+    velocity = (target - x) / (1.0 - k / count)
+    target = target.expand_as(x)
+    torch.testing.assert_close(by_action.clean(x, target, k), by_velocity.clean(x, velocity, k))
+    for found, wanted in zip(by_action.toward(x, target, k), by_velocity.toward(x, target, k), strict=True):
+        torch.testing.assert_close(found, wanted)
+
+
+def test_by_the_action_the_target_is_the_action_and_one_step_does_not_look_at_the_noise():
+    flow = policy(FlowPolicy, DATA, sampling_steps=1, prediction="sample")
+    action, noise = torch.randn(3, 4, 2), torch.randn(3, 4, 2)
+    assert torch.equal(flow.corrupt(action)[2], action)
+    assert torch.equal(flow.noised(action, noise, torch.zeros(3, dtype=torch.int64))[1], action)
+    assert torch.equal(flow.mean_std(noise, action, 0)[0], action)
+
+
 def test_training_points_lie_on_the_line_and_share_sampling_s_time():
     """At t the target is the velocity that sampling would need there: (action − x_t) / (1 − t)."""
     flow = policy(FlowPolicy, DATA)
