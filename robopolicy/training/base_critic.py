@@ -13,7 +13,7 @@ from robopolicy.utils.storage import read_state, verify
 
 _PARTS = ("critic", "target")  # of an algorithm and of its saved state
 _KEY = "base_critic=true"
-_FIX = "Say base_critic=false, or give base=<run directory of algo=offline>"
+_FIX = "Leave it out, or give base=<run directory of algo=offline>"
 
 
 def begin_with_critic_of(base: Path | None, algo: Any) -> None:
@@ -25,8 +25,7 @@ def begin_with_critic_of(base: Path | None, algo: Any) -> None:
     """
     if not all(isinstance(getattr(algo, name, None), CriticEnsemble) for name in _PARTS):
         raise ConfigError(
-            f"{_KEY}: {type(algo).__name__} has no critic with a target; aloe, ogpo and pa_rl have. Say "
-            "base_critic=false"
+            f"{_KEY}: {type(algo).__name__} has no critic with a target; aloe, ogpo and pa_rl have. Leave it out"
         )
     saved = _state_beside(base)
     for name in _PARTS:

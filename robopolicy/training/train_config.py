@@ -52,7 +52,7 @@ class TrainConfig:
     dataset: Path | None = None
     incomplete: bool = False
     base: Path | None = None
-    base_critic: bool = False
+    base_critic: bool | None = None  # None, not False: runs from before the key resume
     teacher: Path | None = None
     teacher_sampling: dict[str, Any] | None = None
     teacher_episodes: Count | None = None
