@@ -33,7 +33,7 @@ from scripts.experiment_plan import EXPERIMENTS, Base, Setting, trains
 from scripts.experiment_record import Found, record, save_rows
 
 ROOT = Path(__file__).resolve().parents[1]
-LOCKS: defaultdict[Path, Lock] = defaultdict(Lock)  # by what is made, which several refinements may want
+LOCKS: defaultdict[str, Lock] = defaultdict(Lock)  # by the path of what several refinements may want
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -189,7 +189,7 @@ def refine(out: Path, id: str, setting: Setting, name: str, seed: int, jobs: int
 def record_rollouts(base: Base, folder: Path, seed: int, episodes: int, threads: int) -> Path:
     """Return the dataset of so many episodes that the base in `folder` plays, failures too."""
     data = folder / f"rollouts-{episodes}"
-    with LOCKS[data]:
+    with LOCKS[str(data)]:
         if recorded(data) != "whole":
             robopolicy("demos", *task_of(base), f"out={data}", f"episodes={episodes}", "only_success=false",
                        "expert._target_=policy", f"expert.checkpoint={policy_of(base, folder)}", f"seed={1000 + seed}",
@@ -203,7 +203,7 @@ def before_it(out: Path, setting: Setting, base: Path, seed: int, threads: int) 
         return EpisodeTable.load(base / "bc" / "episodes.csv")
     folder = out / f"{setting.prefix.replace('/', '-')}base-{seed}"
     rows, policy = folder / "episodes-base.csv", policy_of(setting.base, base)
-    with LOCKS[rows]:
+    with LOCKS[str(rows)]:
         if not finished(rows, policy):
             evaluate(setting.base, policy, threads, folder / "log.txt", *task_of(setting.base), *setting.task,
                      f"out={folder}", "name=base")  # fmt: skip
@@ -214,7 +214,7 @@ def student_of(out: Path, setting: Setting, base: Path, seed: int, threads: int)
     """The run of what is refined in place of the base: made of it by imitation, on the same demonstrations."""
     key = "teacher" if "algo=distill" in setting.student else "base"
     run = out / f"{setting.prefix.replace('/', '-')}begin-{seed}"
-    with LOCKS[run]:
+    with LOCKS[str(run)]:
         robopolicy("train", *task_of(setting.base), f"dataset={base / 'data'}", f"run_dir={run}", f"seed={seed}",
                    "tracker=local", f"{key}={policy_of(setting.base, base)}", *setting.student,
                    threads=threads, log=run / "log.txt")  # fmt: skip

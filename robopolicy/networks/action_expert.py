@@ -88,12 +88,13 @@ class ActionExpert(Denoiser):
         return Context(keys, values, bias[:, None, None])
 
     def denoise(self, x: Tensor, embedding: Context) -> Tensor:  # type: ignore[override]
-        """[M H Da] from x [M H Da] and the context of B = M/S observations, its time set."""
-        assert embedding.time is not None
+        """[M H Da] from x [M H Da] and the context of B = M/S observations, its time set where time is seen."""
+        assert embedding.time is not None or self.time is None
         if len(x) % len(embedding):
             raise ValueError(f"{len(x)} chunks cannot be shared out evenly to {len(embedding)} observations")
         h = self.action(x) + self.position
-        context = F.silu(embedding.time.expand(len(x), -1))[:, None]
+        time = x.new_zeros(1, self.embed_dim) if embedding.time is None else embedding.time
+        context = F.silu(time.expand(len(x), -1))[:, None]
         with computing(self.precision, x.device):
             for block, key, value in zip(self.blocks, embedding.keys, embedding.values, strict=True):
                 h = block(h, context, key, value, embedding.bias)

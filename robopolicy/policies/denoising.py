@@ -81,7 +81,10 @@ class ChunkDenoiser(DenoisingPolicy):
         self.encoder, self.cond_dim = made, made.out_dim
         self.network = network(horizon=spec.horizon, action_dim=spec.action.dim, cond_dim=self.cond_dim)
         if count > 1 and not sees_time(self.network):
-            raise ConfigError(f"network.time_dim: is 0, which suits one step of sampling, found {count}. Say 32")
+            raise ConfigError(
+                f"sampling_steps: expected 1, as the network sees no time (network.time_dim=0), found {count}. Train a "
+                "policy of more steps with network.time_dim=32 or more"
+            )
         self.chain_noise_shape = (count + 1, spec.horizon, spec.action.dim)
         self.finetuned: Denoiser | None = None
         if finetuned_steps:
@@ -127,7 +130,7 @@ class ChunkDenoiser(DenoisingPolicy):
         if self.finetuned_steps:
             raise RobopolicyError("a policy with a fine-tuned copy is not trained by imitation; train its base")
         if not sees_time(self.network):
-            raise ConfigError("network.time_dim: is 0, and imitation learns at all times of a chain. Say 32")
+            raise ConfigError("network.time_dim: is 0, and imitation learns at all times of a chain. Say 32 or more")
         action = self.normalizer.normalize(ACTION, batch[ACTION])  # [B H Da]
         keep = ~batch["action_is_pad"]  # [B H]
         cond = self.encode_batch(batch)

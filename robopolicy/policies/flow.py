@@ -94,7 +94,11 @@ class FlowPolicy(ChunkDenoiser):
 
     def toward(self, x: Tensor, clean: Tensor, index: int | Tensor) -> tuple[Tensor, Tensor]:
         """`mean_std` of the prediction that leads from x [B H Da] to `clean` [B H Da]."""
-        return self.mean_std(x, (clean - x) / self._rest(index) if self._by_velocity else clean, index)
+        return self.mean_std(x, self.expecting(clean, x, index), index)
+
+    def expecting(self, clean: Tensor, x: Tensor, index: int | Tensor) -> Tensor:
+        """Return the prediction at x [B H Da] by which the line ends at `clean` [B H Da]."""
+        return (clean - x) / self._rest(index) if self._by_velocity else clean
 
     @property
     def _by_velocity(self) -> bool:

@@ -222,13 +222,13 @@ class RICLPolicy(VLAPolicy):
         """See ChunkDenoiser: predictions are interpolated towards the nearest chunk by its weight."""
         context, chunk, weight = self._split(cond)
         for i, predict in super().stages(context):
-            yield i, partial(self._mixed, predict, chunk, weight, self._rest(i))
+            yield i, partial(self._mixed, predict, chunk, weight, i)
 
     def prediction(self, cond: Tensor, x: Tensor, k: Tensor, *, frozen: bool = False) -> Tensor:
         """See ChunkDenoiser."""
         context, chunk, weight = self._split(cond)
         predict = partial(super().prediction, context, k=k, frozen=frozen)
-        return self._mixed(predict, chunk, weight, self._rest(k + len(self.times) - self.finetuned_steps), x)
+        return self._mixed(predict, chunk, weight, k + len(self.times) - self.finetuned_steps, x)
 
     def _split(self, cond: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Split cond [B C] into the context, the nearest chunk [B H Da] and its weight [B 1 1]."""
@@ -236,7 +236,8 @@ class RICLPolicy(VLAPolicy):
         context, chunk, weight = cond.split([cond.shape[1] - shape[0] * shape[1] - 1, shape[0] * shape[1], 1], dim=1)
         return context, chunk.unflatten(1, shape), weight[..., None]
 
-    @staticmethod
-    def _mixed(predict: Callable[[Tensor], Tensor], chunk: Tensor, weight: Tensor, rest: Tensor, x: Tensor) -> Tensor:
-        """Interpolate the velocity at x [B H Da]: its chunk is moved by `weight` towards `chunk`."""
-        return torch.lerp(predict(x), (chunk - x) / rest, weight)
+    def _mixed(
+        self, predict: Callable[[Tensor], Tensor], chunk: Tensor, weight: Tensor, index: int | Tensor, x: Tensor
+    ) -> Tensor:
+        """Interpolate the prediction at x [B H Da]: its chunk is moved by `weight` towards `chunk`."""
+        return torch.lerp(predict(x), self.expecting(chunk, x, index), weight)

@@ -37,7 +37,7 @@ class VLAPolicy(FlowPolicy):
 
     Args:
         prefix: makes the Prefix from the spec. network: makes the ActionExpert.
-        sampling_steps, noise_level, time_distribution: see FlowPolicy.
+        sampling_steps, prediction, noise_level, time_distribution: see FlowPolicy.
         noise_samples, finetuned_steps, lora_rank: see ChunkDenoiser.
         precision: of the computation in prefix and expert; weights and actions are float32. bfloat16 makes an update
             1.5 to 2 times as fast on a CPU with AVX-512 BF16 (docs/vla.md).
@@ -56,6 +56,7 @@ class VLAPolicy(FlowPolicy):
         prefix: Callable[..., Prefix] = Prefix,
         network: Callable[..., ActionExpert] = ActionExpert,
         sampling_steps: Count = 10,
+        prediction: Literal["velocity", "sample"] = "velocity",
         noise_level: NonNegative = 0.0,
         time_distribution: Literal["uniform", "beta"] = "beta",
         noise_samples: Count = 8,
@@ -65,7 +66,7 @@ class VLAPolicy(FlowPolicy):
     ) -> None:
         made = prefix(spec, precision=precision)
         super().__init__(
-            spec, normalizer, sampling_steps=sampling_steps, noise_level=noise_level,
+            spec, normalizer, sampling_steps=sampling_steps, prediction=prediction, noise_level=noise_level,
             time_distribution=time_distribution, noise_samples=noise_samples, finetuned_steps=finetuned_steps,
             lora_rank=lora_rank, encoder=lambda _: made,
             network=partial(network, token_dim=made.width, summary_dim=made.summary_dim, precision=precision),

@@ -152,10 +152,7 @@ class Checkpointer:
         state = read_state(path)
         with refusing(f"{path}: state.json"):
             _set_rng_state(state["rng"])
-            training = dict(state["training"])
-            for found in range(meta.format, FORMAT):
-                training = MIGRATIONS[found](training)
-        return training
+            return _migrated(state, meta)
 
     def latest_path(self) -> Path | None:
         """Return the newest checkpoint, verified; None before the first one."""
@@ -170,11 +167,7 @@ class Checkpointer:
                 _log.warning("%s. Falling back to the checkpoint before it.", error)
                 damaged.append(path)
                 continue
-            if meta.format not in (*MIGRATIONS, FORMAT):
-                raise CheckpointError(
-                    f"{path}: its training state has format {meta.format} (robopolicy {meta.robopolicy}), this "
-                    f"one reads {FORMAT}. Finish the run with the version that began it; its policy loads anyhow."
-                )
+            _check_format(path, meta)
             for other in damaged:
                 aside = other.with_name("damaged_" + other.name)
                 shutil.rmtree(aside, ignore_errors=True)
@@ -227,6 +220,34 @@ class Checkpointer:
 
 def _meta(checkpoint: Path) -> _Meta:
     return checked(_Meta, read_json(checkpoint / "checkpoint.json"), f"{checkpoint}/checkpoint.json")
+
+
+def _check_format(path: Path, meta: _Meta) -> None:
+    if meta.format not in (*MIGRATIONS, FORMAT):
+        raise CheckpointError(
+            f"{path}: its training state has format {meta.format} (robopolicy {meta.robopolicy}), this one reads "
+            f"{FORMAT}. Finish the run with the version that began it; its policy loads anyhow."
+        )
+
+
+def _migrated(state: dict[str, Any], meta: _Meta) -> dict[str, Any]:
+    training = dict(state["training"])
+    for found in range(meta.format, FORMAT):
+        training = MIGRATIONS[found](training)
+    return training
+
+
+def read_training(checkpoint: Path) -> dict[str, Any]:
+    """Return the `state` of a checkpoint that another run reads; no random generator is touched.
+
+    Raises:
+        CheckpointError: it is damaged, or written by a newer robopolicy.
+    """
+    verify(checkpoint)
+    meta = _meta(checkpoint)
+    _check_format(checkpoint, meta)
+    with refusing(f"{checkpoint}: state.json"):
+        return _migrated(read_state(checkpoint), meta)
 
 
 def _number(checkpoint: Path) -> tuple[int, int]:

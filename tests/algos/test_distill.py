@@ -71,7 +71,7 @@ def test_a_ddpm_acts_from_its_initial_noise_alone() -> None:
 
 
 def test_a_network_that_sees_no_time_serves_one_step_alone_and_is_not_imitated_with() -> None:
-    with pytest.raises(ConfigError, match=r"network\.time_dim: is 0, .* one step of sampling, found 2"):
+    with pytest.raises(ConfigError, match=r"sampling_steps: expected 1, as the network sees no time .*, found 2"):
         student(2, time_dim=0)
     with pytest.raises(ConfigError, match=r"network\.time_dim: is 0, .* all times"):
         student(time_dim=0).loss({})

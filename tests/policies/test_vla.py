@@ -11,7 +11,7 @@ from torch import Tensor
 
 from robopolicy.algos.bc import BC
 from robopolicy.algos.dppo import DPPO
-from robopolicy.core.errors import SpecError
+from robopolicy.core.errors import ConfigError, SpecError
 from robopolicy.core.specs import PolicySpec
 from robopolicy.core.types import STATE, TASK, EnvSpec, Feature, Obs
 from robopolicy.datasets.batches import Batches
@@ -293,6 +293,19 @@ def test_gradients_reach_every_parameter():
     policy.loss(batch(policy))[0].backward()
     missing = [n for n, p in policy.named_parameters() if p.grad is None or not bool(p.grad.any())]
     assert missing == []
+
+
+def test_without_time_one_step_predicts_the_chunk_itself():
+    network = {**SMALL["network"], "time_dim": 0}
+    student = make(network=network, sampling_steps=1, prediction="sample")
+    obs = look()
+    cond, noise = student.encode(obs), torch.randn(4, *student.noise_shape)
+    chunk = student.network(noise, torch.zeros(4), cond)
+    torch.testing.assert_close(student.sample(cond, noise=noise), chunk)
+    refined = finetuned(student, finetuned_steps=1)
+    torch.testing.assert_close(refined.prediction(cond, noise, torch.zeros(4, dtype=torch.int64)), chunk)
+    with pytest.raises(ConfigError, match="sampling_steps: expected 1, as the network sees no time"):
+        make(network=network)
 
 
 def test_it_can_be_steered_and_comes_back_from_disk(tmp_path: Path):

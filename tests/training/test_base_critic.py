@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,9 +15,11 @@ from robopolicy.algos.ogpo import OGPO
 from robopolicy.core.errors import CheckpointError, ConfigError
 from robopolicy.networks.critics import CriticEnsemble
 from robopolicy.runs.checkpointer import Checkpointer
+from robopolicy.training import trainers
 from robopolicy.training.base_critic import begin_with_critic_of
 from robopolicy.training.builders import build_algorithm
 from robopolicy.training.train_config import TrainConfig
+from robopolicy.utils.storage import write_manifest
 from tests.algos.test_chunk_critic import policy_of
 
 SIZE = {"heads": 2, "width": 16}
@@ -70,8 +73,9 @@ def test_a_checkpoint_of_the_run_serves_too(run: Path) -> None:
 
 def test_what_does_not_fit_is_refused_by_name(run: Path, tmp_path: Path) -> None:
     algo = ALOE(policy_of(), critic=CRITIC)
-    with pytest.raises(ConfigError, match=r"base_critic=true: object has no critic with a target"):
-        begin_with_critic_of(run, object())
+    for other in (object(), SimpleNamespace(critic=algo.critic, target=algo.target)):
+        with pytest.raises(ConfigError, match=r"is of aloe, offline, ogpo and pa_rl, found (object|SimpleNamespace)"):
+            begin_with_critic_of(run, other)
     for base in (None, tmp_path / "nothing", Path("zero_action")):
         with pytest.raises(ConfigError, match="is no run directory"):
             begin_with_critic_of(base, algo)
@@ -85,8 +89,36 @@ def test_what_does_not_fit_is_refused_by_name(run: Path, tmp_path: Path) -> None
     with pytest.raises(ConfigError, match="no training lies beside this policy"):
         begin_with_critic_of(tmp_path / "policy", algo)
     saved(tmp_path / "bc", {"updates": 3})
-    with pytest.raises(ConfigError, match="was trained without a critic"):
+    with pytest.raises(ConfigError, match="was trained without algo's critic of chunks"):
         begin_with_critic_of(tmp_path / "bc", algo)
+    with pytest.raises(ConfigError, match="was trained without algo's value"):
+        begin_with_critic_of(run, ALOE(policy_of(), critic=CRITIC, expectile=0.8))
+
+
+def test_the_value_of_an_expectile_goes_along(tmp_path: Path) -> None:
+    torch.manual_seed(5)
+    was, algo = (ALOE(policy_of(), critic=CRITIC, expectile=0.8) for _ in range(2))
+    saved(tmp_path, was.state_dict())
+    begin_with_critic_of(tmp_path, algo)
+    cond = torch.randn(6, algo.policy.cond_dim)
+    assert torch.equal(algo.next_value(cond, None), was.next_value(cond, None))
+
+
+def test_a_critic_that_is_not_finite_or_of_a_newer_version_is_refused(run: Path, tmp_path: Path) -> None:
+    bad = ALOE(policy_of(), critic=CRITIC).state_dict()
+    next(iter(bad["target"].values())).view(-1)[0] = float("nan")
+    saved(tmp_path / "bad", bad)
+    algo = ALOE(policy_of(), critic=CRITIC)
+    before = algo.critic_params[0].clone()
+    with pytest.raises(CheckpointError, match=r"its target: .* is not finite"):
+        begin_with_critic_of(tmp_path / "bad", algo)
+    assert torch.equal(algo.critic_params[0], before)
+    newer = next(run.glob("checkpoints/step_*"))
+    facts = newer / "checkpoint.json"
+    facts.write_text(facts.read_text().replace('"format": 4', '"format": 99'))
+    write_manifest(newer)
+    with pytest.raises(CheckpointError, match="format 99"):
+        begin_with_critic_of(run, algo)
 
 
 def test_a_damaged_checkpoint_is_refused(run: Path) -> None:
@@ -104,3 +136,20 @@ def test_the_key_reaches_the_algorithm_where_the_run_begins(run: Path, tmp_path:
     )  # fmt: skip
     algo = build_algorithm(config, policy_of(), demonstrations=None, resumed=resumed)
     assert torch.equal(algo.critic_params[0], algo.target_params[0]) == resumed
+
+
+@pytest.mark.parametrize("resumed", [None, Path("checkpoint")])
+@pytest.mark.parametrize("trainer", [trainers.train_offline_rl, trainers.train_off_policy])
+def test_a_resumed_run_does_not_read_its_base(monkeypatch: pytest.MonkeyPatch, trainer: Any, resumed: Any) -> None:
+    told = []
+
+    def build(*_: Any, resumed: bool, **__: Any) -> Any:
+        told.append(resumed)
+        raise KeyboardInterrupt
+
+    for name in ("build_env", "load_base", "load_demonstrations", "build_policy_for", "load_teacher"):
+        monkeypatch.setattr(trainers, name, lambda *_, **__: None)
+    monkeypatch.setattr(trainers, "build_algorithm", build)
+    with pytest.raises(KeyboardInterrupt):
+        trainer(SimpleNamespace(has_env=True), SimpleNamespace(latest_path=lambda: resumed))
+    assert told == [resumed is not None]
