@@ -46,8 +46,8 @@ def begin_with_critic_of(base: Path | None, algo: Any) -> None:
         with refusing(f"{checkpoint}: state.json"):
             _check(own, found, f"base={base}: its {name}")
         fitting.append((own, found))
-    for own, found in fitting:
-        own.load_state_dict(found)
+    for part, weights in fitting:
+        part.load_state_dict(weights)
 
 
 def _check(own: nn.Module, found: dict[str, Any], what: str) -> None:
