@@ -51,6 +51,7 @@ class FlowPolicy(ChunkDenoiser):
             raise ConfigError(f"sampling_steps must be at least 1, found {sampling_steps}")
         super().__init__(spec, normalizer, sampling_steps, **common)
         self.target, self.time_distribution = prediction, time_distribution
+        self._ends_there = prediction == "sample" and not noise_level
         self.noise_shape = (spec.horizon, spec.action.dim)
         if noise_level:
             self.noise_shape = (sampling_steps + 1, *self.noise_shape)
@@ -80,6 +81,8 @@ class FlowPolicy(ChunkDenoiser):
             x: [B H Da] latent. prediction: [B H Da] of the network at `x`.
             index: sampling step, 0 the noisiest … S−1, one for all or [B].
         """
+        if self._ends_there and isinstance(index, int) and index == len(self.times) - 1:
+            return prediction, self.steps[2, index]  # 0·x + 1·prediction
         from_x, from_prediction, std = self.steps[:, index]
         return torch.addcmul(from_x * x, from_prediction, prediction), std
 
