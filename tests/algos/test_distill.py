@@ -24,6 +24,7 @@ from tests.fakes import PointPolicy
 from tests.policies.test_edited import edited_of
 
 ENCODER = partial(MLP, out_dim=5, width=8, depth=1)
+CHUNKS: dict[str, Any] = {"time_dim": 0, "prediction": "sample"}  # as in configs/algo/distill.yaml
 
 
 def student(steps: int = 1, teacher: ChunkDenoiser | None = None, *, time_dim: int = 16, **options: Any) -> FlowPolicy:
@@ -39,8 +40,12 @@ def batch_of(count: int = 128) -> dict[str, Tensor]:
     return {STATE: state, "action": torch.zeros(count, horizon, dim)}
 
 
-@pytest.mark.parametrize(("kind", "steps", "time_dim"), [("ddpm", 1, 0), ("flow", 1, 16), ("flow", 2, 16)])
-def test_the_student_follows_every_noise(kind: str, steps: int, time_dim: int) -> None:
+@pytest.mark.parametrize(
+    ("kind", "steps", "options"),
+    [("ddpm", 1, CHUNKS), ("flow", 1, {}), ("flow", 2, {}), ("flow", 2, {"prediction": "sample"})],
+    ids=["ddpm-1-chunk", "flow-1-velocity", "flow-2-velocity", "flow-2-chunk"],
+)
+def test_the_student_follows_every_noise(kind: str, steps: int, options: dict[str, Any]) -> None:
     teacher = base(kind)
     high = torch.tensor(teacher.spec.action.high)
 
@@ -49,7 +54,7 @@ def test_the_student_follows_every_noise(kind: str, steps: int, time_dim: int) -
         return high * torch.tanh(first + 3 * obs[STATE][:, -1:, :2])
 
     teacher.act = act  # type: ignore[method-assign,assignment]
-    algo = Distill(student(steps, teacher, time_dim=time_dim), teacher, steps=500, lr=3e-3, ema_decay=0.9)
+    algo = Distill(student(steps, teacher, **options), teacher, steps=500, lr=3e-3, ema_decay=0.9)
     torch.manual_seed(2)
     for _ in range(500):
         algo.update(batch_of())
@@ -109,7 +114,7 @@ def residual_of(own: FlowPolicy) -> Policy:
 def test_of_a_teacher_that_follows_no_noise_the_recorded_actions_are_learned(
     teacher_of: Callable[[FlowPolicy], Policy],
 ) -> None:
-    own = student()
+    own = student(**CHUNKS)
     teacher = teacher_of(own)
     assert not teacher.follows_noise and base("ddpm").follows_noise
     algo = Distill(own, teacher, steps=250, lr=3e-3, ema_decay=0.9)
@@ -122,7 +127,7 @@ def test_of_a_teacher_that_follows_no_noise_the_recorded_actions_are_learned(
     found = own.normalizer.normalize("action", algo.policy.act({STATE: batch[STATE]}, noise=noise))
     wanted = own.normalizer.normalize("action", batch["action"])
     kept = ~batch["action_is_pad"]
-    assert (found - wanted)[kept].square().mean() < 0.05 * wanted[kept].var(), "every noise leads to the action"
+    assert (found - wanted)[kept].square().mean() < 0.02 * wanted[kept].var(), "every noise leads to the action"
 
 
 def recorded_batch(count: int = 128) -> dict[str, Tensor]:
