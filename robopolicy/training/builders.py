@@ -15,7 +15,7 @@ from robopolicy.datasets.lerobot_reader import load_episodes
 from robopolicy.envs.grouped_env import GroupedEnv
 from robopolicy.envs.wrap_for import wrap_for
 from robopolicy.policies.base import Policy
-from robopolicy.training.base_critic import begin_with_critic_of
+from robopolicy.training.base_critic import load_base_critic
 from robopolicy.training.train_config import TrainConfig
 from robopolicy.training.validation import Validation
 from robopolicy.utils import ranks
@@ -153,7 +153,7 @@ def build_algorithm(
         anchor: weight of the KL to the base, 0.01 in an imagined env and else 0.
 
     Args:
-        resumed: the algorithm gets its state, critics too, from a checkpoint of its own.
+        resumed: the run continues from its own checkpoint, so the base's critic is not loaded.
     """
     node = config.algo_node
     names = open_arguments(node, "algo")
@@ -173,5 +173,5 @@ def build_algorithm(
         available["group_size"] = config.group_size
     algo = build(node, "algo", **{name: value for name, value in available.items() if name in names})
     if config.base_critic and not resumed:
-        begin_with_critic_of(config.base, algo)
+        load_base_critic(config.base, algo)
     return algo

@@ -267,7 +267,7 @@ def load_weights(module: torch.nn.Module, tensors: dict[str, Tensor], *, skip: s
         if k in tensors and _sort(tensors[k]) != _sort(v)
     ][:4]
     if found:
-        raise CheckpointError(f"{where}: weights do not fit the policy that its config builds:\n  - "
+        raise CheckpointError(f"{where}: weights do not fit what the config builds:\n  - "
                               + "\n  - ".join(found))  # fmt: skip
     bad = [k for k, v in tensors.items() if v.is_floating_point() and not bool(torch.isfinite(v).all())]
     if bad:
