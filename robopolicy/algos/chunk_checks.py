@@ -36,9 +36,9 @@ class ChunkChecks:
             self.once(
                 "one step",
                 "policy.sampling.sampling_steps: found 1 without noise, expected 2 or more. One step returns nearly "
-                "the mean chunk of an observation whatever its noise, so the policy explores nothing by itself. Use "
-                "policy.sampling={sampling_steps: 4}, which a student of one step cannot, or add noise by "
-                "{sampling_steps: 1, noise_level: 0.5}.",
+                "the mean chunk of an observation whatever its noise, so the policy explores nothing by itself. Set "
+                "policy.sampling={sampling_steps: 1, noise_level: 0.5}, or {sampling_steps: 4} unless algo=distill "
+                "made the policy.",
             )
 
     def once(self, fault: str, message: str, *values: object) -> None:

@@ -72,7 +72,7 @@ class PolicyFlow(PolicyGradient):
                 f"noise of shape {policy.noise_shape}"
             )
         if policy.target != "velocity":
-            raise ConfigError(f"PolicyFlow compares velocities; the base predicts {policy.target!r}. Use algo=dppo")
+            raise ConfigError(f"base: expected policy.prediction=velocity, found {policy.target!r}. Use algo=dppo")
         self.policy, self.brownian, self.entropy = policy, brownian, entropy
         device = policy.finetuned_parameters()[0].device
         self.log_std = nn.Parameter(torch.full((policy.spec.action.dim,), math.log(noise), device=device))

@@ -85,16 +85,16 @@ class ActionExpert(Denoiser):
             both = self.cond(tokens).view(batch, count, self.depth, 2, self.heads, -1)
         keys, values = both.permute(3, 2, 0, 4, 1, 5)  # [depth B heads P d] each
         bias = torch.zeros_like(mask, dtype=both.dtype).masked_fill(mask < 0.5, -torch.inf)
-        return Context(keys, values, bias[:, None, None])
+        time = None if self.time is not None else cond.new_zeros(1, self.embed_dim)
+        return Context(keys, values, bias[:, None, None], time)
 
     def denoise(self, x: Tensor, embedding: Context) -> Tensor:  # type: ignore[override]
-        """[M H Da] from x [M H Da] and the context of B = M/S observations, its time set where time is seen."""
-        assert embedding.time is not None or self.time is None
+        """[M H Da] from x [M H Da] and the context of B = M/S observations, its time set."""
+        assert embedding.time is not None
         if len(x) % len(embedding):
             raise ValueError(f"{len(x)} chunks cannot be shared out evenly to {len(embedding)} observations")
         h = self.action(x) + self.position
-        time = x.new_zeros(1, self.embed_dim) if embedding.time is None else embedding.time
-        context = F.silu(time.expand(len(x), -1))[:, None]
+        context = F.silu(embedding.time.expand(len(x), -1))[:, None]
         with computing(self.precision, x.device):
             for block, key, value in zip(self.blocks, embedding.keys, embedding.values, strict=True):
                 h = block(h, context, key, value, embedding.bias)

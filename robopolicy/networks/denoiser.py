@@ -20,7 +20,7 @@ class Denoiser(nn.Module):
     all its times in one small batch, instead of both at every denoising step.
 
     Args:
-        cond_dim: C. time_dim: size of the sinusoidal time features; 0: t is not seen, for a chain of one step.
+        cond_dim: C. time_dim: size of the sinusoidal time features; 0: the network ignores t.
         embed_dim: P, size of the embedding that `denoise` consumes.
     """
 
@@ -58,8 +58,8 @@ class Denoiser(nn.Module):
 
 
 def sees_time(network: nn.Module) -> bool:
-    """Tell whether the prediction of a network depends on t; that of one's own does."""
-    return getattr(network, "time", network) is not None
+    """Return False for a Denoiser with time_dim=0, True for every other network."""
+    return not (isinstance(network, Denoiser) and getattr(network, "time", network) is None)
 
 
 class TimeFeatures(nn.Module):

@@ -134,6 +134,8 @@ def test_policy_flow_needs_a_whole_and_ordinary_flow():
         PolicyFlow(make("flow", steps=3).policy)
     with pytest.raises(ConfigError, match="no noise_level"):
         PolicyFlow(base("flow", finetuned_steps=5, noise_level=0.5))
+    with pytest.raises(ConfigError, match=r"expected policy\.prediction=velocity, found 'sample'"):
+        PolicyFlow(base("flow", finetuned_steps=5, prediction="sample"))
 
 
 @pytest.mark.parametrize("build", [partial(ppo, "mixture"), policy_flow], ids=["ppo", "policy_flow"])

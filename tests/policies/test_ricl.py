@@ -172,9 +172,10 @@ def test_a_key_of_chosen_elements():
 
 
 # -- what becomes of it ------------------------------------------------------------------------------------------------
-def test_the_nearest_chunk_has_its_share_of_the_action():
+@pytest.mark.parametrize("prediction", ["velocity", "sample"])
+def test_the_nearest_chunk_has_its_share_of_the_action(prediction: str):
     data = demos()
-    policy, noise = make(data, decay=0.5), torch.randn(3, 4, 2)
+    policy, noise = make(data, decay=0.5, prediction=prediction), torch.randn(3, 4, 2)
     obs = words()
     found = policy.memory.nearest(obs[STATE][:, 0], obs[TASK][:, 0], 1)
     share = torch.exp(-0.5 * found.distance)[..., None]
@@ -182,7 +183,8 @@ def test_the_nearest_chunk_has_its_share_of_the_action():
     x = noise
     for k in range(4):  # the chain by hand: what is expected moves towards the nearest chunk
         context = policy.encode(obs)[:, : -4 * 2 - 1]
-        expected = x + (1 - k / 4) * policy.network(x, torch.full((3,), k / 4), context)
+        predicted = policy.network(x, torch.full((3,), k / 4), context)
+        expected = x + (1 - k / 4) * predicted if prediction == "velocity" else predicted
         wanted = (1 - share) * expected + share * nearest
         x = x + 0.25 * (wanted - x) / (1 - k / 4)
     chunk = policy.act(obs, noise=noise)
