@@ -30,7 +30,7 @@ class Found:
     evaluations: dict[int, EpisodeTable]  # env step -> validation episodes during training
     seconds: dict[int, float]  # env step of an evaluation -> training time until then
     env_steps: int
-    wall_s: float
+    wall_s: float | None  # of training; None: not measured
     jobs: int  # runs that shared the machine
     commits: tuple[str, str]  # that trained the base, and the refinement
 
@@ -94,8 +94,9 @@ def _of_seed(id: str, command: str, experiment: Experiment, job: Job, result: Fo
                   commit=result.commits[0])  # fmt: skip
     begins = f"after {' '.join(setting.student)}; " if setting.student else ""
     how = f"{begins}{' '.join(setting.refine[name])}; {result.jobs} at a time"
-    row = of_rows(result.rows, id=id, setting=label, seed=seed, env_steps=result.env_steps,
-                  wall_s=round(result.wall_s, 1), notes=how, command=command, commit=result.commits[1])  # fmt: skip
+    seconds = None if result.wall_s is None else round(result.wall_s, 1)
+    row = of_rows(result.rows, id=id, setting=label, seed=seed, env_steps=result.env_steps, wall_s=seconds, notes=how,
+                  command=command, commit=result.commits[1])  # fmt: skip
     yield row
     derived = list(_watched(id, experiment, label, seed, result))
     variant = not trains(setting.refine[name]) and any(o.startswith("task.") for o in setting.refine[name])

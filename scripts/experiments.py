@@ -240,8 +240,8 @@ def untrained(
     print(f"{(begin or base).name} {setting.prefix}{name}: {rows.summary()}", flush=True)
     info = (begin or base) / TEACHER_EPISODES / INFO_FILE  # of what a student recorded of its teacher, failures too
     steps = json.loads(info.read_text())["total_frames"] if info.exists() else 0
-    return Found(base=before, rows=rows, evaluations={}, seconds={}, env_steps=steps, wall_s=0.0, jobs=jobs,
-                 commits=(commits[0], commits[1]))  # fmt: skip
+    return Found(base=before, rows=rows, evaluations={}, seconds={}, env_steps=steps, wall_s=None if begin else 0.0,
+                 jobs=jobs, commits=(commits[0], commits[1]))  # fmt: skip
 
 
 def task_of(base: Base) -> tuple[str, ...]:

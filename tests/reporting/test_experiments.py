@@ -96,6 +96,11 @@ def test_rows_of_other_commands_stay_where_the_experiment_says_so():
         assert [r.setting for r in rows].count(other.setting) == expected
 
 
+def test_a_training_time_that_was_not_measured_is_no_number():
+    rows = record("suite", BOTH, JOBS[:1], [replace(found(18), wall_s=None)], [])
+    assert {r.wall_s for r in rows if r.setting.endswith("refined")} == {None}
+
+
 def test_a_variant_of_the_task_is_a_rate_and_no_difference():
     """Its episodes are others than the base's; a training whose task is another than its base's is a mistake."""
     other = replace(found(12), env_steps=0, wall_s=0.0)
