@@ -27,7 +27,7 @@ from robopolicy.policies.normalizer import ACTION
 
 
 class Distill(BC):
-    """Regress the student's prediction, on the line from noise to the teacher's chunk, at a dataset's observations.
+    """Regress the student's prediction on the line from noise to the teacher's chunk, at the dataset's observations.
 
     The chunks of a teacher that does not follow one noise are those of the dataset: its own episodes.
 

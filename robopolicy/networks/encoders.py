@@ -102,5 +102,5 @@ class ObservationEncoder(nn.Module):
 
 
 def side_by_side(parts: list[Tensor]) -> Tensor:
-    """Put [B D…] side by side; a single one is not copied."""
+    """Concatenate tensors [B …] along dim 1; return a single tensor without a copy."""
     return torch.cat(parts, dim=1) if len(parts) > 1 else parts[0]

@@ -25,8 +25,8 @@ class FlowPolicy(ChunkDenoiser):
 
     Args:
         sampling_steps: S Euler steps.
-        prediction: what the network predicts: "velocity", or "sample", the action at the end of the line. One step of
-            the first has to cancel the noise to the last digit, one step of the second need not look at it.
+        prediction: "velocity", or "sample": the network predicts the action. Prefer "sample" for one step, where a
+            velocity network must cancel the noise exactly.
         noise_level: 0: the ordinary differential equation. Above 0: the stochastic one with the same marginals, and
             this factor on its deviation; see step_table.
         time_distribution: of training times: "uniform", or "beta": 1 − t ~ Beta(1.5, 1), which favours noisy latents
@@ -60,7 +60,7 @@ class FlowPolicy(ChunkDenoiser):
         self.register_buffer("steps", table[:, :, None, None], persistent=False)
 
     def corrupt(self, action: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """A point of the line from noise to action at a random time per chunk, and what to predict there."""
+        """Draw a point on the line from noise to action at a random time per chunk, and its regression target."""
         t = stratified(action.shape[0], action.device, each=self.noise_samples)
         if self.time_distribution == "beta":
             t = 1.0 - t.pow(1.0 / 1.5)  # inverse of Beta(1.5, 1)'s distribution function u = s^1.5
@@ -92,7 +92,7 @@ class FlowPolicy(ChunkDenoiser):
         return t, 1.0 - t
 
     def clean(self, x: Tensor, prediction: Tensor, index: int | Tensor) -> Tensor:
-        """Where the straight line from x [B H Da] ends, by `prediction` [B H Da]."""
+        """Return the action that `prediction` [B H Da] at x [B H Da] implies."""
         return torch.addcmul(x, self._rest(index), prediction) if self._by_velocity else prediction
 
     def toward(self, x: Tensor, clean: Tensor, index: int | Tensor) -> tuple[Tensor, Tensor]:
@@ -100,7 +100,7 @@ class FlowPolicy(ChunkDenoiser):
         return self.mean_std(x, self.expecting(clean, x, index), index)
 
     def expecting(self, clean: Tensor, x: Tensor, index: int | Tensor) -> Tensor:
-        """Return the prediction at x [B H Da] by which the line ends at `clean` [B H Da]."""
+        """Return the network output at x [B H Da] that implies the action `clean` [B H Da]."""
         return (clean - x) / self._rest(index) if self._by_velocity else clean
 
     @property

@@ -238,7 +238,7 @@ def _migrated(state: dict[str, Any], meta: _Meta) -> dict[str, Any]:
 
 
 def read_training(checkpoint: Path) -> dict[str, Any]:
-    """Return the `state` of a checkpoint that another run reads; no random generator is touched.
+    """Read the training state of a checkpoint. Random generators keep their state.
 
     Raises:
         CheckpointError: it is damaged, or written by a newer robopolicy.

@@ -27,7 +27,7 @@ class TrainConfig:
         rounds: of imagination, real rollouts and refitting of the world model; coevolve: node that runs them.
         dataset: demonstrations (LeRobotDataset v3). incomplete: accept a dataset whose recording was interrupted.
         base: directory of the frozen policy underneath, or "zero_action": learning from scratch.
-        base_critic: begin with the critic of the base's run; the base is one that aloe, ogpo, pa_rl or offline trained.
+        base_critic: load the critic of the base's run too; for aloe, ogpo, pa_rl and offline.
         teacher: directory of a policy to distil. teacher_sampling: changes of its sampler, see `finetuned`.
         teacher_episodes: of the teacher, which a distillation without a dataset records; None: 500.
         n_obs_steps, horizon, n_action_steps: To, H, Ta of a policy without a base.
@@ -52,7 +52,7 @@ class TrainConfig:
     dataset: Path | None = None
     incomplete: bool = False
     base: Path | None = None
-    base_critic: bool | None = None  # None, not False: runs from before the key resume
+    base_critic: bool | None = None  # None: runs without the key resume
     teacher: Path | None = None
     teacher_sampling: dict[str, Any] | None = None
     teacher_episodes: Count | None = None
