@@ -15,4 +15,5 @@ export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1} MKL_NUM_THREADS=${MKL_NUM_THREADS:-
 export WANDB_MODE=disabled HF_HUB_OFFLINE=${HF_HUB_OFFLINE:-1}
 # They start many processes: without bytecode on disk each would compile torch and LeRobot anew.
 unset PYTHONDONTWRITEBYTECODE
-exec .venv/bin/python -m pytest -n logical --maxprocesses 8 --dist loadgroup "$@"
+# A worker takes whole files: what a file sets up is set up once.
+exec .venv/bin/python -m pytest -n logical --maxprocesses 8 --dist loadfile --no-loadscope-reorder "$@"

@@ -20,17 +20,18 @@ gc.disable()  # until everything is collected: imports make much that stays, and
 # Small tensors: threads cost more than they bring, and tests may run side by side.
 torch.set_num_threads(1)
 
-COMPILES = "test_robots.py::test_an_arm_that_hears_nothing_plays_the_certified_stop"
+COMPILES = "test_robots.py"
 WARM = Path(__file__).with_name("warm_process.py")
-LONGEST = ("test_docs.py", "test_promises.py", "test_install_size.py", "test_sweep_ray.py")
+LONGEST = ("test_docs.py", "test_promises.py", "test_install_size.py", "test_sweep_ray.py", "test_pipeline.py",
+           "test_ranked.py", "test_graph.py", "test_fit.py", "test_wheel.py", "test_resume.py")  # fmt: skip
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """On a fresh clone numba compiles the limits for 20 s: in one worker first, or every worker would.
 
-    Then the longest tests, so that no worker is left alone with them.
+    Then the longest files, so that no worker is left alone with them.
     """
-    items.sort(key=lambda item: (not item.nodeid.endswith(COMPILES), item.path.name not in LONGEST))
+    items.sort(key=lambda item: (item.path.name != COMPILES, item.path.name not in LONGEST))
 
 
 def pytest_collection_finish() -> None:

@@ -23,7 +23,6 @@ HOST, FILE = "download.pytorch.org", "torch-2.11.0+cpu-py3-none-any.whl"
 
 
 @pytest.mark.slow
-@pytest.mark.xdist_group("wheel")
 @pytest.mark.timeout(900)
 def test_quickstart_runs_on_core_without_cuda(tmp_path: Path) -> None:
     size, ran = measure(tmp_path, lend=True)

@@ -14,20 +14,24 @@ from scripts import promise_check, promise_list, promises
 from scripts.promise_list import Promise, collect, kind_of, words
 
 PROMISES = collect()
-pytestmark = pytest.mark.xdist_group("promises")  # what was composed once is composed
 ELSEWHERE = ("which is not installed", "found 'cuda'")  # needs a suite or a GPU that this machine may lack
 
 
-def broken(kind: str, page: str = "") -> dict[str, str]:
-    """{promise: why it does not hold} of a kind."""
-    chosen = [p for p in PROMISES if p.kind == kind and page in p.page and (kind != "command" or p.ours)]
-    assert chosen
+def broken(kind: str) -> dict[str, str]:
+    """{promise: why it does not hold} of a kind. One that several pages make is tried once, in the commands of all."""
+    pages: dict[str, list[Promise]] = {}
+    for p in PROMISES:
+        if p.kind == kind and (kind != "command" or p.ours):
+            pages.setdefault(p.text, []).append(p)
+    assert pages
     own: dict[str, list[promise_check.Context]] = {}
     for p in PROMISES:
         if p.ours and (context := promise_check.split(words(p.text))):
             own.setdefault(p.page, []).append(context)
-    asked = [(p, {"kind": kind, "text": p.text, "words": words(p.text)}) for p in chosen]
-    found = {str(p): promise_check.verdict(question, own.get(p.page, [])) for p, question in asked}
+    found = {}
+    for text, made in pages.items():
+        contexts = [context for page in dict.fromkeys(p.page for p in made) for context in own.get(page, [])]
+        found[str(made[0])] = promise_check.verdict({"kind": kind, "text": text, "words": words(text)}, contexts)
     return {p: why for p, why in found.items() if why and not any(text in why for text in ELSEWHERE)}
 
 

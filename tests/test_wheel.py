@@ -22,7 +22,7 @@ from scripts import wheel_beside
 ROOT = Path(__file__).parents[1]
 LINKED = ("sim", "real", "world_models", "configs")  # folders of the checkout, installed inside robopolicy
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("wheel")]
+pytestmark = pytest.mark.slow
 
 
 def run(*command: str | Path, cwd: Path, timeout: float = 60, **env: str) -> str:

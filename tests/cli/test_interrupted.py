@@ -18,7 +18,6 @@ from robopolicy.datasets.lerobot_writer import DatasetWriter
 from robopolicy.datasets.metadata import num_episodes, recorded
 from robopolicy.runs import wandb_run
 
-pytestmark = pytest.mark.xdist_group("lerobot")  # its import takes seconds: once is enough
 DEMOS = ["demos", "task=reach", "episodes=3", "num_envs=4"]
 TRAIN = ["train", "task=reach", "policy=gaussian", "loop.steps=2", "loop.batch_size=4", "tracker=quiet",
          "validation_episodes=0"]  # fmt: skip

@@ -30,11 +30,8 @@ MORE = (
     "tracker=quiet", "seed=0", "threads=1", "rollouts=12", "look_episodes=12", "env_steps=200", "episodes=12",
     "imitate.loop.steps=200", "imitate.validation_episodes=0", "imitate.loop.batch_size=32",
     "stages=[imitate,collect,online,one_step,compare]", "online.loop.warmup_steps=64", "one_step.loop.steps=10",
-    "one_step.teacher_episodes=4",
+    "one_step.teacher_episodes=4", "online.loop.critic_only_updates=20",
 )  # fmt: skip
-
-
-pytestmark = pytest.mark.xdist_group("pipeline")  # one worker makes the finished one
 
 
 @pytest.fixture(scope="module", autouse=True)

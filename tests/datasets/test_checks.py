@@ -18,8 +18,6 @@ from robopolicy.datasets.checks import Defect, raise_defects
 from robopolicy.datasets.frame_checks import check_episodes
 from robopolicy.datasets.lerobot_reader import load_episodes
 
-pytestmark = pytest.mark.xdist_group("lerobot")  # its import takes seconds: once is enough
-
 
 def put(row: int, value, element: int | None = None):
     """A change for `edit`: overwrite one row, or one element of it."""

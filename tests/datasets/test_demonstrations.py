@@ -22,8 +22,6 @@ from robopolicy.datasets.metadata import RecordingMeta, num_episodes, recorded
 from robopolicy.envs.episode_queue import EpisodeQueue
 from tests.fakes import PointEnv
 
-pytestmark = pytest.mark.xdist_group("lerobot")  # its import takes seconds: once is enough
-
 
 class PointExpert:
     """Walks to the origin; in episodes with an even seed it stops after two steps, which fails.

@@ -21,7 +21,6 @@ from robopolicy.datasets.spans import EpisodeSpans, FilmBlock, Span, blocks_of, 
 from scripts import foreign_datasets, foreign_hdf5  # noqa: E402
 from scripts.foreign_data import Case, Templates, problems  # noqa: E402
 
-pytestmark = pytest.mark.xdist_group("lerobot")
 CASES = {case.name: case for module in (foreign_datasets, foreign_hdf5) for case in module.cases()}
 CHOSEN = [
     "fps 0", "fps null", "total_frames text", "more episodes than there are", "a feature null", "no dtype",

@@ -27,7 +27,6 @@ from robopolicy.sim.suites import maniskill_meaning  # noqa: E402
 from robopolicy.sim.suites.base import unit_action  # noqa: E402
 from tests.datasets import hdf5_files as files  # noqa: E402
 
-pytestmark = pytest.mark.xdist_group("lerobot")
 LIFT = Hdf5Options(task="lift the cube")
 MAZE = Hdf5Options(
     task="go there", rate_hz=10.0,

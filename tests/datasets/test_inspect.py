@@ -24,8 +24,6 @@ from robopolicy.datasets.spans import FilmBlock
 from tests.datasets.conftest import ACTION, LENGTHS, OBSERVATION, episode
 from tests.datasets.test_checks import put
 
-pytestmark = pytest.mark.xdist_group("lerobot")
-
 
 def said(path: Path, **options: float) -> list[str]:
     """Defects other than that statistics are not those of the edited data."""

@@ -18,8 +18,6 @@ from robopolicy.datasets.metadata import RecordingMeta
 from robopolicy.datasets.source import DatasetInfo
 from tests.datasets.conftest import ACTION, LENGTHS, OBSERVATION, episode
 
-pytestmark = pytest.mark.xdist_group("lerobot")  # its import takes seconds: once is enough
-
 
 def test_round_trip_is_exact(recorded: Path) -> None:
     loaded = load_episodes(recorded)

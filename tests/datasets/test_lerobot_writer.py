@@ -18,8 +18,6 @@ from robopolicy.datasets.lerobot_writer import DatasetWriter
 from robopolicy.datasets.metadata import RecordingMeta
 from tests.datasets.conftest import ACTION, OBSERVATION, episode
 
-pytestmark = pytest.mark.xdist_group("lerobot")  # its import takes seconds: once is enough
-
 
 def writer(path: Path, **kw) -> DatasetWriter:
     tasks = ("pull", "push")

@@ -17,7 +17,6 @@ from robopolicy.datasets.lerobot_reader import load_episodes
 from robopolicy.datasets.lerobot_writer import DatasetWriter
 from tests.datasets.conftest import ACTION, episode
 
-pytestmark = pytest.mark.xdist_group("lerobot")
 KEY, SHAPE, LENGTHS = POINTS + "front", (32, 3), (5, 4)
 CLOUD = Feature(SHAPE, names=("base_x", "base_y", "base_z"))
 OBSERVATION = {STATE: Feature((3,), names=("x", "y", "z")), KEY: CLOUD}

@@ -26,7 +26,6 @@ from tests.fakes import PointEnv, PointPolicy
 from tests.lerobot_toys import save
 
 ROOT = Path(__file__).parents[2]
-pytestmark = pytest.mark.xdist_group("lerobot")  # its import takes seconds: once is enough
 OURS = ("--env.type=robopolicy", "--env.discover_packages_path=robopolicy.lerobot_plugin")
 SMALL = {
     "act": "chunk_size=8 n_action_steps=4 dim_model=32 n_heads=2 dim_feedforward=64 n_encoder_layers=1 "

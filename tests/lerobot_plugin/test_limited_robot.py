@@ -29,7 +29,6 @@ from robopolicy.real.safety.audit import joint_violations, space_violations
 from tests.lerobot_plugin.scriptedleader import ScriptedLeader
 from tests.real.lerobot.rigs import PROFILE, Rig
 
-pytestmark = pytest.mark.xdist_group("lerobot")
 HOME = np.array([0.0, -0.06908, 0.21216, 1.42772, 0.0])
 NAMES = [*(f"{j}.pos" for j in PROFILE.joints), "gripper.pos"]
 TICK = 0.01

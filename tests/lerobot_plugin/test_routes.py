@@ -20,7 +20,6 @@ from robopolicy.policies.lerobot.policy import LeRobotPolicy
 from tests.lerobot_toys import tiny_vla
 
 pytest.importorskip("transformers", reason="VLAs need lerobot[smolvla,pi]")
-pytestmark = pytest.mark.xdist_group("lerobot")
 TASK_ARGS = ["task=reach", "task.cameras=[front]", "task.image_size=[64,64]", "task.horizon=6"]
 KINDS = ["smolvla", "pi0"]
 

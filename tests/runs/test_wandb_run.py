@@ -78,7 +78,6 @@ for mode in sys.argv[2:]:
 """
 
 
-@pytest.mark.xdist_group("lerobot")
 def test_a_training_on_a_fresh_install_is_logged_to_wandb_offline(python: Callable[..., str], tmp_path: Path) -> None:
     python(TRAIN, env=machine(tmp_path), cwd=tmp_path)
     assert [row["step"] for row in rows(tmp_path / "run")] == [2, 4]

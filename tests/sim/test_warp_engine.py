@@ -19,7 +19,6 @@ from robopolicy.core.types import STATE
 from robopolicy.sim.physics import WarpOptions
 from robopolicy.sim.warp_engine import WarpPhysics, _memory
 
-pytestmark = pytest.mark.xdist_group("warp")
 CPU = WarpOptions(device="cpu")
 N = 3
 

@@ -24,7 +24,7 @@ from robopolicy.runs.logger import Tracker
 from robopolicy.sim.engine import RolloutPhysics
 from robopolicy.utils.storage import read_state
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("lerobot"), pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 ROOT = Path(__file__).parents[2]
 COMMON = ("train", "task=reach", "tracker=quiet", "threads=1", "validation_episodes=4")
 BC = ("policy=gaussian", "loop.steps=60", "loop.save_every=20", "loop.log_every=10", "loop.eval_every=25",

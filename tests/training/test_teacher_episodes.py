@@ -24,7 +24,7 @@ def teachers(tmp_path_factory: pytest.TempPathFactory) -> Path:
     train = ["train", *QUIET, f"dataset={at / 'data'}"]
     assert main([*train, "algo=bc", f"run_dir={at / 'bc'}", "loop.steps=400"]) == 0
     assert main([*train, "algo=residual", f"base={at / 'bc'}", f"run_dir={at / 'residual'}", "loop.total_steps=100",
-                 "loop.warmup_steps=64"]) == 0  # fmt: skip
+                 "loop.warmup_steps=64", "loop.critic_only_updates=20"]) == 0  # fmt: skip
     return at
 
 

@@ -23,7 +23,6 @@ from robopolicy.runs.checkpointer import load_policy, save_policy
 from tests.lerobot_toys import env, observations, tiny_vla
 
 pytest.importorskip("transformers", reason="VLAs need lerobot[smolvla,pi]")
-pytestmark = pytest.mark.xdist_group("lerobot")
 TASKS = ("pick up the cube", "push the tee")
 SPEC = env({"front": 64}, tasks=TASKS)
 KINDS = ["smolvla", "pi0", "pi05"]

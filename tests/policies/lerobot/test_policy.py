@@ -33,7 +33,6 @@ from tests.hub import serving
 from tests.lerobot_toys import DIM, ENV, env, observations, save
 from tests.toy import ACTION
 
-pytestmark = pytest.mark.xdist_group("lerobot")  # its import takes seconds: once is enough
 CAMERAS = {"front": 32}
 CASES: dict[str, dict[str, Any]] = {
     "act": {"kind": "act"},

@@ -14,7 +14,6 @@ from tests.lerobot_toys import env, observations, save, tiny_vlm
 
 transformers = pytest.importorskip("transformers", reason="SmolVLA needs lerobot[smolvla]")
 pytest.importorskip("num2words", reason="SmolVLA needs lerobot[smolvla]")
-pytestmark = pytest.mark.xdist_group("lerobot")
 TASKS = ("pick up the cube", "push the tee")
 
 

@@ -23,7 +23,6 @@ from tests.fakes import NoTracker
 from tests.world_models.point import walk
 from tests.world_models.training.test_fit import Stopping, record
 
-pytestmark = pytest.mark.xdist_group("lerobot")
 MODEL = {
     TARGET: "trajectories", "length": 4, "denoising_steps": 6,
     "network": {TARGET: "residual_mlp", "_partial_": True, "width": 32, "time_dim": 8},

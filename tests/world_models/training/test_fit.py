@@ -33,7 +33,6 @@ from robopolicy.world_models.training.fit import fit
 from tests.fakes import NoTracker, PointEnv, PointPolicy
 from tests.world_models.point import FEATURES, walk
 
-pytestmark = pytest.mark.xdist_group("lerobot")
 MODEL = {TARGET: "ensemble", "heads": 2, "width": 16, "depth": 1, "phases": 2, "unroll": 3,
          "block": 16}  # fmt: skip
 SUCCESS = {TARGET: "classifier", "window": 2, "width": 16, "depth": 1, "min_positives": 8}

@@ -42,7 +42,6 @@ from tests.world_models.training.test_fit import record
 
 sys.path.insert(0, str(Path(__file__).parents[3] / "scripts"))
 
-pytestmark = pytest.mark.xdist_group("lerobot")
 SEEDS = torch.arange(3)
 
 
