@@ -174,14 +174,14 @@ class Flow:
         return trained
 
     def _is_worse(self, path: Path, episodes: int) -> bool:
-        """Return whether a policy is worse than the accepted one on paired validation episodes, with 95% confidence."""
+        """Return whether a policy is shown to be worse than the accepted one on paired validation episodes."""
         env, found = None, []
         for policy, called in ((self.policy, "sampled"), (path, "online")):
             ref = PolicyRef.of(policy, "latest", self.out / "look")
             env = env or env_of(self.task, ref, min(self.num_envs or NUM_ENVS, episodes))
             loaded = load_policy(policy, device=self.common["device"], env=env.spec)
             found.append(evaluated_rows(loaded, env, ref, called, episodes, "validation", deterministic=False))
-        return compare(*found).difference.high < 0
+        return compare(*found).b_is_worse
 
     def one_step(self) -> Metrics | None:
         residual = (find_policy(self.policy) / "base").is_dir()  # it corrects every step: so must its student

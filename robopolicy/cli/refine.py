@@ -109,7 +109,7 @@ def refine(
     )  # fmt: skip
     page = stages.run("report", "one page with all of it", lambda: invoke("report", run_dir=refined))
     console.print(f"open [bold]{page}[/] in a browser", soft_wrap=True)
-    if result.difference.high < 0:
+    if result.b_is_worse:
         console.print(f"[bold red]the refined policy is worse than its base[/]: keep {base}", soft_wrap=True)
     return result
 

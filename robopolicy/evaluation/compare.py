@@ -35,8 +35,17 @@ class Comparison:
     diverged_b: int
 
     @property
+    def shown(self) -> bool:
+        """Whether the policies differ, by the exact test at the 5% level."""
+        return self.p_value <= 1 - _LEVEL
+
+    @property
+    def b_is_worse(self) -> bool:
+        return self.shown and self.difference.value < 0
+
+    @property
     def verdict(self) -> str:
-        if not self.p_value <= 1 - _LEVEL:
+        if not self.shown:
             return f"no difference shown at the {100 * (1 - _LEVEL):.0f}% level"
         return f"{self.b if self.difference.value > 0 else self.a} is better"
 

@@ -96,7 +96,7 @@ def resampled(base: Policy, sampling: dict[str, Any], key: str = "sampling") -> 
     if base.finetuned_steps:
         raise ConfigError(
             f"{key}: the chain of this policy is fine-tuned as it is, in {base.finetuned_steps} of {len(base.times)} "
-            "steps, and another would not run what was learned. Leave it away, or give what it was made from."
+            f"steps, and another would not run what was learned. Set {key}=null, or give the policy before fine-tuning."
         )
     return _changed(base, sampling).eval()
 

@@ -360,7 +360,7 @@ def test_a_task_of_a_suite_takes_the_same_path(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("after", "worse"), [([True] * 10, False), ([True] * 9 + [False], False), ([False] * 10, True)]
+    ("after", "worse"), [([True] * 10, False), ([True] * 5 + [False] * 5, False), ([False] * 10, True)]
 )
 def test_a_refined_policy_that_is_shown_to_be_worse_is_not_built_on(
     finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, after: list[bool], worse: bool

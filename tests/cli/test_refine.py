@@ -13,7 +13,6 @@ from robopolicy.cli.refine import task_overrides
 from robopolicy.cli.verbs import find_verb
 from robopolicy.config.compose import compose, task_node
 from robopolicy.config.schema import plain
-from robopolicy.evaluation.statistics import Interval
 from robopolicy.runs.run_dir import read_config
 from robopolicy.training import refinement_rules
 
@@ -69,9 +68,9 @@ def test_a_base_is_looked_at_refined_and_compared(
     assert "refined began with the facts in" in refused.out, "another speed would choose other settings"
     assert "seed: was 0, now 1" in refused.err and "give a new out=" in refused.err
     assert (out / "look" / "episodes-sampled.csv").read_bytes() == looked
-    monkeypatch.setattr(cli, "invoke", lambda verb, *_, **__: SimpleNamespace(difference=Interval(-0.3, -0.4, -0.2)))
+    monkeypatch.setattr(cli, "invoke", lambda verb, *_, **__: SimpleNamespace(b_is_worse=True))
     assert main([*command, f"out={tmp_path / 'again'}"]) == 0
     again = capsys.readouterr().out
     assert "worse than its base" in again
-    found = json.loads((out / "refined" / "comparison.json").read_text())["difference"]
-    assert ("worse than its base" in said) == (found["high"] < 0), found
+    found = json.loads((out / "refined" / "comparison.json").read_text())
+    assert ("worse than its base" in said) == (found["verdict"] == f"{found['a']} is better"), found

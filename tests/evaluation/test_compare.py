@@ -46,6 +46,14 @@ def test_a_better_policy_is_found_better():
     assert compare(a, a).p_value == 1.0
 
 
+def test_worse_is_what_the_verdict_says():
+    """At 5 of 10 lost the interval is below 0, but the exact test (p = 0.0625) shows no difference."""
+    base = make_rows([True] * 10)
+    few, more = (compare(base, make_rows([False] * n + [True] * (10 - n))) for n in (5, 6))
+    assert few.difference.high < 0 and not few.b_is_worse and few.verdict.startswith("no difference shown")
+    assert more.b_is_worse and more.verdict == "A is better" and not compare(base, base).b_is_worse
+
+
 def test_what_cannot_be_paired_is_refused():
     a = make_rows([True, False])
     with pytest.raises(DataError, match="digest must be one and the same"):
