@@ -33,7 +33,7 @@ DPPO = ("algo=dppo", "policy.finetuned_steps=4", "num_envs=16", "loop.rollout_st
         "algo.epochs=2", "algo.minibatches=5", "algo.lr_schedule=constant")  # fmt: skip
 ROLLOUT = 16 * 40
 SPEED = {
-    "bc": ("algo=bc", "policy=diffusion", "loop.steps=150", "loop.batch_size=128", "loop.eval_every=0"),
+    "bc": ("algo=bc", "policy=diffusion", "loop.steps=150", "loop.batch_size=128"),
     "dppo": ("algo=dppo", "num_envs=64", "loop.total_steps=10240", "loop.rollout_steps=40"),
 }
 
