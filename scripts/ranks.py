@@ -28,7 +28,7 @@ sys.path.insert(0, os.environ.get("RANKS_ROOT", str(ROOT)))
 COUNTS, REPEATS = (1, 2, 4), 3
 COMMON = ("task=reach", "tracker=quiet", "validation_episodes=0")
 SMALL = ("policy=diffusion", "horizon=4", "n_action_steps=2")
-BC = ("algo=bc", *SMALL, "loop.steps=10", "loop.batch_size=64", "loop.eval_every=0")
+BC = ("algo=bc", *SMALL, "loop.steps=10", "loop.batch_size=64")
 DPPO = ("algo=dppo", "policy.finetuned_steps=4", "num_envs=16", "loop.rollout_steps=40", "algo.critic_warmup=0",
         "algo.epochs=2", "algo.minibatches=5", "algo.lr_schedule=constant")  # fmt: skip
 ROLLOUT = 16 * 40
@@ -55,7 +55,8 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder)
         robopolicy("demos", "task=reach", f"out={place / 'data'}", "episodes=40", "threads=2")
-        train(place / "base", 1, *BC, f"dataset={place / 'data'}")
+        oldest = ROOT if options.against is None else options.against.resolve()  # newer ones read what it writes
+        train(place / "base", 1, *BC, f"dataset={place / 'data'}", root=oldest)
         found: dict[tuple[str, str, str], float] = {}
         if options.only != "speed":
             found |= same(place)
