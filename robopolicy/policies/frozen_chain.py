@@ -103,6 +103,11 @@ def around(
         raise SpecError(f"base: a flow of LeRobot cannot be {name} yet. Give a diffusion, flow or VLA policy of ours.")
     if chain.memory is not None:
         raise SpecError(f"base: reads a retrieval memory, which policy={name} cannot keep. Give a base without one.")
+    if chain.finetuned_steps:
+        raise ConfigError(
+            f"base: {chain.finetuned_steps} of its {len(chain.times)} denoising steps are fine-tuned, and policy={name} "
+            "takes a policy as it was imitated. Give the one before fine-tuning, e.g. that of algo=bc."
+        )
     frozen = resampled(chain, sampling, "policy.sampling")
     node = {"_target_": name, "policy": frozen.config, **options}
     policy = build_policy(node, spec=frozen.spec, normalizer=frozen.normalizer)
