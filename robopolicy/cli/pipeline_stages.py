@@ -174,7 +174,7 @@ class Flow:
         return trained
 
     def _is_worse(self, path: Path, episodes: int) -> bool:
-        """Return whether a policy is shown to be worse than the accepted one on paired validation episodes."""
+        """Return whether a policy is significantly worse than the accepted one on paired validation episodes."""
         env, found = None, []
         for policy, called in ((self.policy, "sampled"), (path, "online")):
             ref = PolicyRef.of(policy, "latest", self.out / "look")

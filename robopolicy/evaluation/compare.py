@@ -35,17 +35,18 @@ class Comparison:
     diverged_b: int
 
     @property
-    def shown(self) -> bool:
-        """Whether the policies differ, by the exact test at the 5% level."""
+    def significant(self) -> bool:
+        """Whether the policies differ, by the exact McNemar test at the 5% level."""
         return self.p_value <= 1 - _LEVEL
 
     @property
     def b_is_worse(self) -> bool:
-        return self.shown and self.difference.value < 0
+        """Whether B is significantly worse than A."""
+        return self.significant and self.difference.value < 0
 
     @property
     def verdict(self) -> str:
-        if not self.shown:
+        if not self.significant:
             return f"no difference shown at the {100 * (1 - _LEVEL):.0f}% level"
         return f"{self.b if self.difference.value > 0 else self.a} is better"
 
