@@ -105,8 +105,8 @@ def around(
         raise SpecError(f"base: reads a retrieval memory, which policy={name} cannot keep. Give a base without one.")
     if chain.finetuned_steps:
         raise ConfigError(
-            f"base: {chain.finetuned_steps} of its {len(chain.times)} denoising steps are fine-tuned, and policy={name} "
-            "takes a policy as it was imitated. Give the one before fine-tuning, e.g. that of algo=bc."
+            f"base: {chain.finetuned_steps} of its {len(chain.times)} denoising steps are fine-tuned, and "
+            f"policy={name} takes a policy as it was imitated. Give the one before fine-tuning, e.g. that of algo=bc."
         )
     frozen = resampled(chain, sampling, "policy.sampling")
     node = {"_target_": name, "policy": frozen.config, **options}
