@@ -17,21 +17,16 @@ PROMISES = collect()
 ELSEWHERE = ("which is not installed", "found 'cuda'")  # needs a suite or a GPU that this machine may lack
 
 
-def broken(kind: str) -> dict[str, str]:
-    """{promise: why it does not hold} of a kind. One that several pages make is tried once, in the commands of all."""
-    pages: dict[str, list[Promise]] = {}
-    for p in PROMISES:
-        if p.kind == kind and (kind != "command" or p.ours):
-            pages.setdefault(p.text, []).append(p)
-    assert pages
+def broken(kind: str, page: str = "") -> dict[str, str]:
+    """{promise: why it does not hold} of a kind."""
+    chosen = [p for p in PROMISES if p.kind == kind and page in p.page and (kind != "command" or p.ours)]
+    assert chosen
     own: dict[str, list[promise_check.Context]] = {}
     for p in PROMISES:
         if p.ours and (context := promise_check.split(words(p.text))):
             own.setdefault(p.page, []).append(context)
-    found = {}
-    for text, made in pages.items():
-        contexts = [context for page in dict.fromkeys(p.page for p in made) for context in own.get(page, [])]
-        found[str(made[0])] = promise_check.verdict({"kind": kind, "text": text, "words": words(text)}, contexts)
+    asked = [(p, {"kind": kind, "text": p.text, "words": words(p.text)}) for p in chosen]
+    found = {str(p): promise_check.verdict(question, own.get(p.page, [])) for p, question in asked}
     return {p: why for p, why in found.items() if why and not any(text in why for text in ELSEWHERE)}
 
 

@@ -97,14 +97,9 @@ def test_both_loops_end_early_and_stay_ended(
     assert main([*common, data, *bc, f"run_dir={tmp_path / 'bc'}"]) == 0
     for name, options in {
         "dppo": ("algo=dppo", "loop.rollout_steps=8", "algo.epochs=1", "policy.finetuned_steps=2"),
-        "residual": (
-            "algo=residual",
-            "loop.warmup_steps=320",
-            "loop.batch_size=16",
-            "loop.critic_only_updates=20",
-            data,
-        ),
-    }.items():
+        "residual": ("algo=residual", "loop.warmup_steps=320", "loop.batch_size=16", "loop.critic_only_updates=20",
+                     data),
+    }.items():  # fmt: skip
         length = ["loop.total_steps=20000", "loop.stop_success=0"]
         command = [*common, base, *options, *length, f"run_dir={tmp_path / name}"]
         seen.clear()
