@@ -228,9 +228,9 @@ class ControlLoop:
     def _ask(self, now: float, due: float, seen: float) -> str:
         """Observe, and request a plan for the control step at `due` s; its observation was due at `seen` s."""
         self.asked = True
-        forecast = None if self.forecaster is None else self.forecaster.to_plan(self, due)
-        self.observation_history.capture(forecast)
-        return self._request(now, due, seen)
+        reason = "" if self.chain.mode >= Mode.HOLD else self.plans.collect(now)  # the forecast needs what is under way
+        self.observation_history.capture(None if self.forecaster is None else self.forecaster.to_plan(self, due))
+        return self._request(now, due, seen) or reason
 
     def _hand_over(self, driver: Driver, now: float, due: float) -> str:
         """Let `driver` drive from here on, and drop the plans of the motion before."""

@@ -22,6 +22,7 @@ from robopolicy.real.control.state_forecast import ForecastState
 from robopolicy.real.ros2.wiring import Wiring
 from robopolicy.real.safety.array_ops import Array
 from robopolicy.sim.env import SimEnv
+from robopolicy.sim.tasks.scene import fold
 from robopolicy.utils.point_clouds import PointCloud, Points
 
 ARM = ("tcp", "yaw", "tcp_vel", "yaw_rate", "opening", "gripper", "lag")  # groups that follow from the arm's state
@@ -110,6 +111,7 @@ class Observer(Arrivals):
         self.env = env
         self._index = torch.tensor([env.layout.names.index(n) for n in self.names], dtype=torch.int64)
         self._moves, self._speeds = moving_elements(env)
+        self._angles, self._periods = folded_elements(env)
         self._qpos, self._qvel = env.physics.qpos.copy(), np.zeros_like(env.physics.qvel)
 
     def __call__(self, state: State) -> Obs:
@@ -121,7 +123,10 @@ class Observer(Arrivals):
             if isinstance(state, ForecastState):
                 values += (obs[STATE] - self._sense(state.measured)[STATE])[0, self._index]
                 obs[STATE][0, self._index] = values
-                values = obs[STATE][0].index_add(0, self._moves, state.ahead * obs[STATE][0, self._speeds])[self._index]
+                moved = obs[STATE][0].index_add(0, self._moves, state.ahead * obs[STATE][0, self._speeds])
+                angles = fold(moved[self._angles].double().numpy(), self._periods)
+                moved[self._angles] = torch.from_numpy(angles).float()
+                values = moved[self._index]
             obs[STATE][0, self._index] = values
         return {**obs, **self.pictures}
 
@@ -145,6 +150,13 @@ def moving_elements(env: SimEnv) -> tuple[Tensor, Tensor]:
             moves += range(where.start, where.stop)
             speeds += range(velocity.start, velocity.stop)
     return torch.tensor(moves, dtype=torch.int64), torch.tensor(speeds, dtype=torch.int64)
+
+
+def folded_elements(env: SimEnv) -> tuple[Tensor, Array]:
+    """Return the elements [M] of the observed state that are folded angles, and their periods [M] rad."""
+    size, slices = env.layout.size, env.layout.slices
+    periods = {i: p for name, p in env.task.periods.items() for i in range(*slices[name].indices(size))}
+    return torch.tensor(list(periods), dtype=torch.int64), np.array(list(periods.values()))
 
 
 def check_robot(spec: PolicySpec, wiring: Wiring) -> None:

@@ -42,6 +42,7 @@ class Task:
         (0.28, -0.3, 0.015),
         (0.72, 0.3, 0.45),
     )  # m, box for the commanded TCP
+    periods: ClassVar[Mapping[str, float]] = {}  # rad, of groups of angles that are folded: seen up to half a period
     speed: ClassVar[float] = 1.0  # fraction of the full action step of control="delta_pose" (sim/control.py)
     arms: ClassVar[tuple[str, ...]] = ("panda",)  # simulated arms that can do it (sim/arms.py)
     start_opening: ClassVar[float] = 2 * FINGER_STROKE  # m between the pads

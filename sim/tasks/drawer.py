@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import mujoco
 import numpy as np
@@ -64,6 +64,7 @@ class Drawer(Task):
 
     name = "drawer"
     instructions = ("open the drawer",)
+    periods: ClassVar[Mapping[str, float]] = {"turn": np.pi}
     expert = DrawerExpert
 
     def bodies(self) -> str:
@@ -122,7 +123,9 @@ class Drawer(Task):
     def observe(self, at: Cabinet, scene: Scene) -> Mapping[str, Array]:
         return {
             "handle_rel": self._handle(at, scene) - scene.tcp,
-            "turn": fold(at.base.yaw.pos(scene) - scene.yaw, np.pi),  # until the fingers close along the pull
+            "turn": fold(
+                at.base.yaw.pos(scene) - scene.yaw, self.periods["turn"]
+            ),  # until fingers close along the pull
             "drawer": at.slide.pos(scene),
             "drawer_vel": at.slide.vel(scene),
         }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import mujoco
 import numpy as np
@@ -80,6 +80,7 @@ class PegEasy(Task):
 
     name = "peg_easy"
     instructions = ("insert the peg into the hole",)
+    periods: ClassVar[Mapping[str, float]] = {"turn": np.pi / 2}
     expert = PegExpert
     speed = 0.2
     workspace = ((0.42, -0.08, 0.035), (0.58, 0.08, 0.17))
@@ -140,7 +141,7 @@ class PegEasy(Task):
         return {
             "mouth_rel": rel,
             "mouth_near": np.clip(100 * rel, -1, 1),  # the last centimetre, enlarged
-            "turn": fold(at.base.yaw.pos(scene) - tip.yaw, np.pi / 2),  # to the nearest face
+            "turn": fold(at.base.yaw.pos(scene) - tip.yaw, self.periods["turn"]),  # to the nearest face
         }
 
     def success(self, at: Hole, scene: Scene) -> Bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
 import mujoco
 import numpy as np
@@ -45,6 +46,7 @@ class Pick(Task):
     name = "pick"
     arms = ("panda", "ur5e", "so101")
     instructions = ("pick up the red cube",)
+    periods: ClassVar[Mapping[str, float]] = {"turn": np.pi / 2}
     expert = PickExpert
 
     def bodies(self) -> str:
@@ -66,7 +68,7 @@ class Pick(Task):
         return {
             "cube": cube,
             "cube_rel": cube - scene.tcp,
-            "turn": fold(at.yaw(scene) - scene.yaw, np.pi / 2),  # to the nearest face
+            "turn": fold(at.yaw(scene) - scene.yaw, self.periods["turn"]),  # to the nearest face
             "cube_vel": at.vel(scene),
             "cube_up": at.up(scene),
         }

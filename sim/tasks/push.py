@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
 import mujoco
 import numpy as np
@@ -64,6 +65,7 @@ class Push(Task):
     instructions = ("push the blue block onto the green mark",)
     extra_size = 2
     start_opening = 0.0
+    periods: ClassVar[Mapping[str, float]] = {"turn": np.pi / 2}
     expert = PushExpert
 
     def bodies(self) -> str:
@@ -96,7 +98,7 @@ class Push(Task):
             "block": block,
             "block_rel": block - scene.tcp,
             "goal_rel": scene.extra - block[:, :2],
-            "turn": fold(at[0].yaw(scene) - scene.yaw, np.pi / 2),
+            "turn": fold(at[0].yaw(scene) - scene.yaw, self.periods["turn"]),
             "block_vel": at[0].vel(scene),
             "block_yaw_rate": at[0].yaw_rate(scene),
         }

@@ -149,7 +149,7 @@ def planar_fixture(name: str, inner: str) -> str:
     </body>"""
 
 
-def fold(angle: Array, period: float) -> Array:
+def fold(angle: Array, period: float | Array) -> Array:
     """Fold `angle` into [-period/2, period/2), e.g. the yaw of a square with a period of π/2."""
     return (angle + period / 2) % period - period / 2
 

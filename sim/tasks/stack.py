@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import mujoco
 import numpy as np
@@ -78,6 +78,7 @@ class Stack(Task):
     name = "stack"
     capacity = (48, 256)
     instructions = ("put the red cube on the blue cube",)
+    periods: ClassVar[Mapping[str, float]] = {"turn": np.pi / 2, "goal_turn": np.pi / 2}
     expert = StackExpert
 
     def bodies(self) -> str:
@@ -114,9 +115,9 @@ class Stack(Task):
         return {
             "cube_rel": at.upper.pos(scene) - scene.tcp,
             "goal_rel": self._to_goal(at, scene),
-            "turn": fold(at.upper.yaw(scene) - scene.yaw, np.pi / 2),  # to the nearest face
+            "turn": fold(at.upper.yaw(scene) - scene.yaw, self.periods["turn"]),  # to the nearest face
             # From the red cube, which turns in the grasp, to the blue one's nearest face.
-            "goal_turn": fold(at.lower.yaw(scene) - at.upper.yaw(scene), np.pi / 2),
+            "goal_turn": fold(at.lower.yaw(scene) - at.upper.yaw(scene), self.periods["goal_turn"]),
             "cube_vel": at.upper.vel(scene),
             "cube_up": at.upper.up(scene),
             "goal_vel": at.lower.vel(scene),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import ClassVar, Literal, NamedTuple
 
 import mujoco
 import numpy as np
@@ -77,6 +77,7 @@ class Tabletop(Task):
     name = "tabletop"
     capacity = (64, 384)
     extra_size = 2 + CUBES  # the goal that counts, the index of the instruction, where each cube began along x
+    periods: ClassVar[Mapping[str, float]] = {f"{colour}_turn": np.pi / 2 for colour in COLOURS}
     expert = TabletopExpert
 
     def __post_init__(self) -> None:
@@ -175,7 +176,9 @@ class Tabletop(Task):
         found: dict[str, Array] = {}
         for colour, cube in zip(COLOURS, at.cubes, strict=True):
             found[f"{colour}_rel"] = cube.pos(scene) - scene.tcp
-            found[f"{colour}_turn"] = fold(cube.yaw(scene) - scene.yaw, np.pi / 2)  # to the nearest face
+            found[f"{colour}_turn"] = fold(
+                cube.yaw(scene) - scene.yaw, self.periods[f"{colour}_turn"]
+            )  # to the nearest face
             found[f"{colour}_vel"] = cube.vel(scene)
         return {**found, "button_rel": self._button(at, scene) - scene.tcp, "button": at.button.pos(scene)}
 

@@ -83,7 +83,8 @@ def seen_and_met(
     pairs = [(s, met[b]) for s, b in zip(shown, begins, strict=True) if b is not None and b in met][3:]
     was, true = (np.array(x) for x in zip(*pairs, strict=True))
     assert len(pairs) > 5
-    return was[:, tcp], true[:, tcp], was[:, lag] + was[:, tcp][:, [0, 1, 2, 2]], lag
+    pose, lag = was[:, tcp], slice(lag.start, lag.start + 3)
+    return pose, true[:, tcp], was[:, lag] + pose, true[:, lag] + true[:, tcp]
 
 
 @pytest.mark.parametrize(
@@ -91,10 +92,11 @@ def seen_and_met(
     [(1, 0.0, 0.02, 2), (1, 0.05, 0.0, 0), (1, 0.05, 0.02, 2), (4, 0.05, 0.02, 2), (4, 0.1, 0.02, 0)],
 )
 def test_the_policy_is_shown_the_state_in_which_its_plan_begins(steps, latency, early, old):
-    shown, met, *_ = seen_and_met(steps=steps, latency=latency, early=early, old=old)
+    shown, met, commanded, later_commanded = seen_and_met(steps=steps, latency=latency, early=early, old=old)
     plain, later, *_ = seen_and_met(steps=steps, latency=latency, early=early, old=old, predict=False)
     error = np.linalg.norm(shown - met, axis=1).max()
     assert error < 0.0035, "m"
+    assert commanded == pytest.approx(later_commanded, abs=1e-5), "m; with the actions of a plan that has just come"
     assert np.linalg.norm(plain - later, axis=1).max() > 2.5 * error
 
 

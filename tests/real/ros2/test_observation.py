@@ -12,7 +12,8 @@ from robopolicy import sim
 from robopolicy.core.types import STATE
 from robopolicy.real.control.robots import State
 from robopolicy.real.control.state_forecast import ForecastState
-from robopolicy.real.ros2.observation import Observer, feature_values, moving_elements
+from robopolicy.real.ros2.observation import Observer, feature_values, folded_elements, moving_elements
+from robopolicy.sim.tasks import task_names
 
 
 def scene(*, speed: float):
@@ -52,3 +53,29 @@ def test_groups_with_a_velocity_move(task, names):
     assert found == names & set(slices) and len(moves) == len(speeds)
     assert all(env.layout.names[s].replace("_vel", "") == env.layout.names[m].replace("_rel", "")
                for m, s in zip(moves, speeds, strict=True))  # fmt: skip
+
+
+@pytest.mark.parametrize("yaw", np.linspace(-0.8, 0.8, 9))
+def test_the_turn_to_the_nearest_face_is_forecast_past_the_middle_between_two(yaw):
+    env, observer, qpos, qvel, state = scene(speed=0.0)
+    qpos[0, env.at.q + 3 : env.at.q + 7] = np.cos(yaw / 2), 0.0, 0.0, np.sin(yaw / 2)
+    observer.take(observer.names, feature_values(env, env.sense(qpos, qvel)[0]))
+    for turn in (-0.3, 0.3):
+        q = state.q + turn * np.eye(7)[6]
+        later = observer(ForecastState(q, state.qd, 0.08, measured=state, ahead=0.06))[STATE][0]
+        qpos[0, :7] = q
+        assert torch.allclose(later, env.sense(qpos, qvel)[0][STATE][0], atol=1e-5)
+
+
+@pytest.mark.parametrize("task", task_names())
+def test_folded_angles_are_declared(task):
+    env = sim.make(task, 64)
+    env.reset(torch.arange(64))
+    angles, periods = folded_elements(env)
+    where = [i for i, name in enumerate(env.layout.names) if name.endswith("turn")]
+    assert sorted(angles.tolist()) == where
+    rng, qpos = np.random.default_rng(0), env.physics.qpos.copy()
+    qpos[:, env.task.model.dof - 1] += rng.uniform(-3, 3, 64)
+    seen = env.sense(qpos, env.physics.qvel)[0][STATE][:, angles].double().numpy()
+    assert (np.abs(seen) <= periods / 2 + 1e-6).all()
+    assert task == "peg" or (np.abs(seen) > 0.9 * periods / 2).any(axis=0).all(), "its peg is not fixed to the hand"
