@@ -153,8 +153,14 @@ def moving_elements(env: SimEnv) -> tuple[Tensor, Tensor]:
 
 
 def folded_elements(env: SimEnv) -> tuple[Tensor, Array]:
-    """Return the elements [M] of the observed state that are folded angles, and their periods [M] rad."""
+    """Return the elements [M] of the observed state that are folded angles, and their periods [M] rad.
+
+    Raises:
+        SpecError: the task gives a period for a group that it does not observe.
+    """
     size, slices = env.layout.size, env.layout.slices
+    if foreign := sorted(env.task.periods.keys() - slices.keys()):
+        raise SpecError(f"{env.task.name}.periods: {foreign[0]!r} is not observed. {closest(foreign[0], slices)}")
     periods = {i: p for name, p in env.task.periods.items() for i in range(*slices[name].indices(size))}
     return torch.tensor(list(periods), dtype=torch.int64), np.array(list(periods.values()))
 

@@ -9,6 +9,7 @@ import torch
 pytest.importorskip("rclpy")
 
 from robopolicy import sim
+from robopolicy.core.errors import SpecError
 from robopolicy.core.types import STATE
 from robopolicy.real.control.robots import State
 from robopolicy.real.control.state_forecast import ForecastState
@@ -65,6 +66,13 @@ def test_the_turn_to_the_nearest_face_is_forecast_past_the_middle_between_two(ya
         later = observer(ForecastState(q, state.qd, 0.08, measured=state, ahead=0.06))[STATE][0]
         qpos[0, :7] = q
         assert torch.allclose(later, env.sense(qpos, qvel)[0][STATE][0], atol=1e-5)
+
+
+def test_a_period_of_what_is_not_observed_is_refused(monkeypatch):
+    env = sim.make("pick", 1)
+    monkeypatch.setattr(type(env.task), "periods", {"trun": np.pi})
+    with pytest.raises(SpecError, match=r"pick\.periods: 'trun' is not observed.*'turn'"):
+        folded_elements(env)
 
 
 @pytest.mark.parametrize("task", task_names())
