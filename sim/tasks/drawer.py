@@ -123,9 +123,8 @@ class Drawer(Task):
     def observe(self, at: Cabinet, scene: Scene) -> Mapping[str, Array]:
         return {
             "handle_rel": self._handle(at, scene) - scene.tcp,
-            "turn": fold(
-                at.base.yaw.pos(scene) - scene.yaw, self.periods["turn"]
-            ),  # until fingers close along the pull
+            # Until the fingers close along the pull.
+            "turn": fold(at.base.yaw.pos(scene) - scene.yaw, self.periods["turn"]),
             "drawer": at.slide.pos(scene),
             "drawer_vel": at.slide.vel(scene),
         }

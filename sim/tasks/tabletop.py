@@ -176,9 +176,8 @@ class Tabletop(Task):
         found: dict[str, Array] = {}
         for colour, cube in zip(COLOURS, at.cubes, strict=True):
             found[f"{colour}_rel"] = cube.pos(scene) - scene.tcp
-            found[f"{colour}_turn"] = fold(
-                cube.yaw(scene) - scene.yaw, self.periods[f"{colour}_turn"]
-            )  # to the nearest face
+            turn = f"{colour}_turn"  # to the nearest face
+            found[turn] = fold(cube.yaw(scene) - scene.yaw, self.periods[turn])
             found[f"{colour}_vel"] = cube.vel(scene)
         return {**found, "button_rel": self._button(at, scene) - scene.tcp, "button": at.button.pos(scene)}
 
