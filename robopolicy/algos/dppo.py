@@ -37,7 +37,7 @@ class DenoisingConfig(ActorConfig):
         denoising_gamma: discount per denoising step.
         clip, clip_first: PPO's clip at the last and at the noisiest fine-tuned step. clip_rate: see clip_schedule.
         anchor: weight of KL(policy ‖ frozen policy) per element, at the latents that were drawn, over all Ta steps,
-            executed or not (BC anchor).
+            executed or not (BC anchor). None: 0, where the training does not choose one (0.01 in imagination).
         entropy: weight of the mean log deviation, for learned noise.
         progressive: share of the training over which fine-tuning spreads from the last step backwards to all K'
             (B²-DiffuRL, Hu et al. 2025, without its branches); 0: all from the beginning. All K' explore meanwhile,
@@ -49,7 +49,7 @@ class DenoisingConfig(ActorConfig):
     clip: Positive = 0.05
     clip_first: Positive = 0.02
     clip_rate: Positive = 3.0
-    anchor: NonNegative = 0.0
+    anchor: NonNegative | None = None
     entropy: NonNegative = 0.0
     progressive: Fraction = 0.0
 
@@ -91,7 +91,7 @@ class ChainObjective:
                 "Make it from its base by policy=finetuned."
             )
         self.policy, self.config, self.steps = policy, config, policy.finetuned_steps
-        self.anchor = config.anchor
+        self.anchor = config.anchor or 0.0
         device = policy.finetuned_parameters()[0].device
         noise = config.noise(cond_dim=policy.cond_dim, action_dim=policy.spec.action.dim, steps=self.steps)
         self.noise = noise.to(device)

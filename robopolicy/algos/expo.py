@@ -20,7 +20,7 @@ from robopolicy.algos.chunk_critic import ChunkLearner
 from robopolicy.algos.residual import fallen
 from robopolicy.buffers.chunk_replay_buffer import ChunkBatch
 from robopolicy.config.schema import Count, Natural, NonNegative, Positive
-from robopolicy.core.errors import SpecError
+from robopolicy.core.errors import ConfigError, SpecError
 from robopolicy.core.types import Metrics, Obs
 from robopolicy.policies.base import SEEN, Policy
 from robopolicy.policies.edited import EditedPolicy
@@ -40,6 +40,7 @@ class EXPO(ChunkLearner):
 
     Raises:
         SpecError: the policy is not an EditedPolicy.
+        ConfigError: `expectile` is given: no state value is learned here.
     """
 
     policy: EditedPolicy  # type: ignore[assignment]
@@ -60,6 +61,10 @@ class EXPO(ChunkLearner):
         **options: Any,
     ) -> None:
         self.check_policy(policy)
+        if options.get("expectile") is not None:
+            raise ConfigError(
+                f"algo.expectile: algo=expo learns no state value, found {options['expectile']}. Leave it out."
+            )
         assert isinstance(policy, EditedPolicy)
         own = copy.deepcopy(policy.critic).requires_grad_(True)
         super().__init__(policy, critic=lambda size: own, actor_lr=actor_lr, **options)

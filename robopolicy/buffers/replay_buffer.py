@@ -133,6 +133,7 @@ class Replay:
         if self.added:
             row = (self.added - 1) % self.rows
             self.store["valid"][row] &= self.store["ended"][row]
+            self.store["ended"][row] = True  # what comes next is of another episode
 
     def _allocate(self, obs: Obs, step: Step) -> None:
         shape = (self.rows, self.num_envs)

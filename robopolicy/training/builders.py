@@ -150,13 +150,15 @@ def build_algorithm(
         teacher: the policy of `teacher=`; naming it makes that key required.
         group_size: envs that start in the same state; naming it makes that key required.
         steps: length of the loop, in updates (offline) or env steps. seed, device: those of the run.
-        anchor: weight of the KL to the base, 0.01 in an imagined env and else 0.
+        anchor: weight of the KL to the base, 0.01 in an imagined env and else 0; where its default there is None.
 
     Args:
         resumed: the run continues from its own checkpoint, so the base's critic is not loaded.
     """
     node = config.algo_node
     names = open_arguments(node, "algo")
+    if value_of(node, "algo", "anchor") is not None:
+        names -= {"anchor"}  # it has a meaning and a default of its own
     available: dict[str, Any] = {
         "policy": policy, "base": policy.base, "demos": demonstrations, "steps": config.loop_steps,
         "seed": config.seed, "device": config.torch_device, "anchor": config.anchor,

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from robopolicy.algos.expo import EXPO
-from robopolicy.core.errors import RobopolicyError, SpecError
+from robopolicy.core.errors import ConfigError, RobopolicyError, SpecError
 from robopolicy.policies.base import SEEN
 from tests.algos.test_chunk_critic import batch_of, imitated, policy_of, resumed, success, train, weights
 from tests.policies.test_edited import edited_of
@@ -113,6 +113,8 @@ def test_it_improves_a_base():
 def test_what_does_not_fit_is_refused():
     with pytest.raises(SpecError, match=r"found FlowPolicy\. Make it by policy=edited"):
         EXPO(policy_of())
+    with pytest.raises(ConfigError, match=r"algo\.expectile: .* found 0\.7\. Leave it out"):
+        make(expectile=0.7)
 
 
 def test_a_loss_that_is_not_finite_is_refused_and_changes_nothing():

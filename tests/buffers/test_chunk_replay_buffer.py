@@ -168,6 +168,16 @@ def test_rows_that_are_written_again_lose_their_mark():
     assert [bool(window(replay, age, 0).success) for age in range(3)] == [False] * 3
 
 
+def test_a_success_after_an_interruption_is_not_that_of_the_episode_before():
+    """It is of an env that cannot resume: its reset begins another episode."""
+    replay = make()
+    for t in range(9):
+        if t == 5:
+            replay.interrupt()
+        two_wide(replay, t, terminated=(t == 8, 0))
+    assert replay.store["success"][:9, 0].tolist() == [False] * 5 + [True] * 4
+
+
 def test_a_success_in_which_physics_failed_is_none():
     replay = make()
     for t in range(8):

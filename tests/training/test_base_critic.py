@@ -141,6 +141,20 @@ def test_the_key_reaches_the_algorithm_where_the_run_begins(run: Path, tmp_path:
     assert torch.equal(algo.critic_params[0], algo.target_params[0]) == resumed
 
 
+@pytest.mark.parametrize(("imagined", "weight"), [(False, 0.0), (True, 0.01)])
+def test_imagination_s_anchor_is_for_ppo_on_the_chain_alone(tmp_path: Path, imagined: bool, weight: float) -> None:
+    """What has an anchor of its own meaning keeps its own default, also where a config does not repeat it."""
+
+    def built(algo: dict[str, Any]) -> Any:
+        config = TrainConfig(run_dir=tmp_path, loop={"_target_": "on_policy", "total_steps": 10}, tracker={}, algo=algo,
+                             world={} if imagined else None)  # fmt: skip
+        return build_algorithm(config, policy_of(), demonstrations=None, resumed=False)
+
+    assert built({"_target_": "dppo"}).anchor == weight
+    ogpo = built({"_target_": "ogpo", "critic": {"_target_": "ensemble", "_partial_": True, **SIZE}})
+    assert ogpo.anchor == 1.0
+
+
 @pytest.mark.parametrize("resumed", [None, Path("checkpoint")])
 @pytest.mark.parametrize("trainer", [trainers.train_offline_rl, trainers.train_off_policy])
 def test_a_resumed_run_does_not_read_its_base(monkeypatch: pytest.MonkeyPatch, trainer: Any, resumed: Any) -> None:

@@ -109,7 +109,7 @@ def test_off_policy_saves_and_goes_on_with_new_episodes(kind, tmp_path):
     assert torch.equal(weights, again), "resumed twice, the same run"
 
     last, replay = saved["replay"]["added"] - 1, half.latest()["replay"]
-    state, ended, valid = replay["obs"][STATE], replay["store"]["ended"], replay["store"]["valid"]
+    state, ended, valid = replay["obs"][STATE], saved["replay"]["store"]["ended"], replay["store"]["valid"]
     assert torch.equal(state[: last + 1], saved["replay"]["obs"][STATE])
     assert state[last + 1, :, 3].tolist() == [0.0] * N, "acts on what the reset returned, not on what was saved"
     assert not ended[last].all(), "some episodes were under way"

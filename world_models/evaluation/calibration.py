@@ -25,6 +25,7 @@ from robopolicy.world_models.evaluation.validation import (
     succeeded,
     success_windows,
     uncertainties,
+    wrapping,
 )
 from robopolicy.world_models.models.success import choose_threshold, verdict
 from robopolicy.world_models.models.world import World
@@ -48,13 +49,13 @@ def assess(
     outcome = verdict(episode_scores(scores(world, validation), validation), float(world.success.threshold))
     state = train.obs[STATE]
     std = torch.where(state.std(0) > 0, state.std(0), 1.0)
-    wrap = getattr(getattr(world.dynamics, "state_transform", None), "wrap", lambda x: x)
+    wrap = wrapping(world)
     with torch.no_grad():
         rollouts: dict[str, Rollout] = {
             "model": dream(world, likeliest=False),
             "likeliest": dream(world, likeliest=True),
             "copy_last": copy_last,
-            "linear": fit_linear(train),
+            "linear": fit_linear(train, wrap=wrap),
         }
         memory = world.dynamics.memory
         missed = lambda a, b: wrap(a - b).abs()  # noqa: E731

@@ -67,8 +67,18 @@ def copy_last(history: History, action: Tensor, key: str) -> Tensor:
     return last.expand(-1, action.shape[1], *last.shape[2:])
 
 
-def fit_linear(episodes: Episodes, *, ridge: float = 1e-6) -> Rollout:
-    """s' = s + A s + B a + c by ridge regression on all transitions, in standard units; of states alone."""
+def wrapping(world: World) -> Callable[[Tensor], Tensor]:
+    """Return what takes angles and differences of angles [... Ds] to the nearest turn; see StateTransform.wrap."""
+    transform = getattr(world.dynamics, "state_transform", None)
+    return transform.wrap if transform is not None else lambda difference: difference
+
+
+def fit_linear(episodes: Episodes, *, wrap: Callable[[Tensor], Tensor], ridge: float = 1e-6) -> Rollout:
+    """s' = s + A s + B a + c by ridge regression on all transitions, in standard units; of states alone.
+
+    Args:
+        wrap: takes angles to the nearest turn, see wrapping.
+    """
     state, action = episodes.obs[STATE].double(), episodes.action.double()
     within = episodes.episode_of[1:] == episodes.episode_of[:-1]
     mean, std = state.mean(0), state.std(0).clamp_min(1e-9)
@@ -78,13 +88,13 @@ def fit_linear(episodes: Episodes, *, ridge: float = 1e-6) -> Rollout:
         return torch.cat([(s - mean) / std, (a - a_mean) / a_std, torch.ones(len(s), 1, dtype=s.dtype)], dim=1)
 
     x = inputs(state[:-1][within], action[:-1][within])
-    y = ((state[1:] - state[:-1]) / std)[within]
+    y = (wrap(state[1:] - state[:-1]) / std)[within]
     weights = torch.linalg.solve(x.T @ x + ridge * len(x) * torch.eye(x.shape[1], dtype=x.dtype), x.T @ y)
 
     def rollout(history: History, actions: Tensor, key: str) -> Tensor:
         at, out = history.obs[STATE][:, -1].double(), []
         for k in range(actions.shape[1]):
-            at = at + inputs(at, actions[:, k].double()) @ weights * std
+            at = wrap(at + inputs(at, actions[:, k].double()) @ weights * std)
             out.append(at)
         return torch.stack(out, dim=1).float()
 
@@ -139,7 +149,7 @@ def uncertainties(world: World, episodes: Episodes) -> tuple[Tensor, Tensor]:
     std = state.std(0).clamp_min(1e-9)
     error = torch.full((len(state),), torch.nan)
     follows = episodes.episode_of[1:] == episodes.episode_of[:-1]
-    miss = (torch.cat(after)[:-1] - state[1:]).abs()
+    miss = wrapping(world)(torch.cat(after)[:-1] - state[1:]).abs()
     error[:-1] = torch.where(follows, (miss / std).mean(1), torch.nan)
     return torch.cat(uncertainty), error
 

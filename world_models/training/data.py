@@ -62,7 +62,7 @@ def load_source(
 
 
 def mix(sources: Mapping[str, Episodes], weights: Mapping[str, float]) -> Mixture:
-    """Join all sources; a source without a weight gets its share of frames.
+    """Join all sources. Sources without a weight get their shares of each other's frames, with a sum of 1.
 
     Raises:
         ConfigError: no sources, a weight of an unknown source, or of nothing.
@@ -89,8 +89,8 @@ def mix(sources: Mapping[str, Episodes], weights: Mapping[str, float]) -> Mixtur
     if problems:
         raise SpecError("datasets of one world model do not fit together:\n  - " + "\n  - ".join(problems))
     frames = {name: float(e.num_frames) for name, e in sources.items()}
-    total = sum(frames.values())
-    share = torch.tensor([weights.get(name, n / total) for name, n in frames.items()])
+    total = sum(n for name, n in frames.items() if name not in weights)
+    share = torch.tensor([weights[name] if name in weights else n / total for name, n in frames.items()])
     if bool((share < 0).any()) or not float(share.sum()) > 0.0:
         raise ConfigError(f"loop.mix_weights: weights must not be negative nor all 0, found {dict(weights)}")
     counts = torch.tensor([e.num_episodes for e in sources.values()])

@@ -46,7 +46,7 @@ def fit(
 
     Args:
         world_model: node of a Dynamics. success: node of a SuccessClassifier.
-        dataset: the source "dataset". data: further ones, {name: path}; mix_weights: {name: weight}, default by frames.
+        dataset: the source "dataset". data: further ones, {name: path}; mix_weights: {name: weight}, see mix.
         init: run of a model whose weights and state units this one starts with; None: from scratch.
         batch_size: sequences per member and update. labelled: pairs for the classifier, half of them successes.
         holdout: share of held-out episodes, half for calibration and half for the report.

@@ -137,7 +137,7 @@ class RoundRunner:
             raise ConfigError(f"world.model={first}: does not say how it was trained")
         loop, fresh = config["loop"], self._rollouts(number)
         weights = dict(loop.get("mix_weights") or {})
-        known = sum(weights.values()) if weights else 1.0  # without weights: shares of frames, with a sum of about 1
+        known = sum(weights.values()) if weights else 1.0  # without weights: see mix
         each = known * self.share / max(1e-9, 1.0 - self.share) / len(fresh)
         loop |= {
             "init": str(self.model(state)), "steps": self.refit_steps, "data": {**(loop.get("data") or {}), **fresh},

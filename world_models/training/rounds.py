@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 from robopolicy.evaluation.episode_table import EpisodeTable
-from robopolicy.evaluation.statistics import Interval
+from robopolicy.evaluation.statistics import Interval, unpaired_difference
 from robopolicy.world_models.training.gate import LEVEL
 
 
@@ -22,13 +22,13 @@ def record_of(
     *,
     gate: list[dict[str, Any]],
     used: int,
-    rival: float | None,
+    rival: Interval | None,
     left: int,
 ) -> dict[str, Any]:
     """Return the record of a round and its consequences.
 
     Args:
-        rival: true success of the policy that it would replace.
+        rival: true success of the policy that it would replace, at the gate's level.
         left: rounds, this one included, that may end with a significant gap.
     """
     true, steps = rows.success_rate(level=LEVEL), int(rows.frame["length"].sum())
@@ -36,7 +36,7 @@ def record_of(
     accepted = not gate or any(d["accepted"] for d in gate[1:])
     promised = imagined.low > true.high  # too much
     before = Interval(*(evaluations.get("before") or (0.0, 0.0, 0.0)))  # given where no gate has compared them
-    worse = rival is not None and true.high < rival  # surely: a later round has learned from more
+    worse = rival is not None and unpaired_difference(rival, true).high < 0.0  # surely: a later round has learned more
     apart = parted(imagined, true) and parted(after, true)
     stop = ""
     if not all(map(math.isfinite, imagined + after)):
@@ -48,7 +48,7 @@ def record_of(
         )
     reason = f"imagined {_said(imagined)}, true {_said(true)} over {len(rows)} episodes and {steps} steps; "
     against = [
-        ("the model promised too much", promised), (f"{100 * (rival or 0.0):.0f}% were true before", worse),
+        ("the model promised too much", promised), (f"{_said(rival) if rival else rival} were true before", worse),
         (f"of the policy before the model expects {_said(before)}", imagined.high < before.low),
     ]  # fmt: skip
     objections = [why for why, found in against if found]
@@ -73,9 +73,9 @@ def apart_in_a_row(records: list[dict[str, Any]]) -> int:
     return next((n for n, r in enumerate(reversed(records)) if not r.get("apart")), len(records))
 
 
-def kept_last(records: list[dict[str, Any]]) -> float | None:
-    """True success of the round kept last."""
-    return next((float(r["true"][0]) for r in reversed(records) if r["kept"]), None)
+def kept_last(records: list[dict[str, Any]]) -> Interval | None:
+    """Return the true success of the round kept last."""
+    return next((Interval(*r["true"]) for r in reversed(records) if r["kept"]), None)
 
 
 def _said(interval: Interval) -> str:

@@ -52,7 +52,7 @@ def test_the_true_model_makes_no_error_and_the_linear_one_finds_it() -> None:
     episodes = walk([30, 40, 12])
     exact = open_loop(dream(point_world(), likeliest=True), episodes, missed, horizons=(1, 5, 20))
     assert all(exact[k].mean() < 1e-6 for k in exact)
-    linear = open_loop(fit_linear(episodes), episodes, missed, horizons=(1, 20))
+    linear = open_loop(fit_linear(episodes, wrap=lambda x: x), episodes, missed, horizons=(1, 20))
     assert linear[20].mean() < 1e-3 < open_loop(copy_last, episodes, missed, horizons=(20,))[20].mean()
 
 
@@ -61,6 +61,25 @@ def test_drawn_rollouts_are_drawn() -> None:
     assert open_loop(dream(world, likeliest=True), episodes, missed, horizons=(1,))[1].mean() < 1e-6
     drawn = open_loop(dream(world, likeliest=False), episodes, missed, horizons=(1,), stride=1)[1].mean()
     assert 0.2 < drawn < 0.8, "one step in two drifts by 1"
+
+
+def test_an_angle_that_turns_on_across_its_fold_is_linear() -> None:
+    wrap = StateTransform(FEATURES[STATE], POINT_ACTION, periods={"x": 1.5}).wrap
+    episodes = walk([60])
+    turned = torch.arange(60.0)[:, None] * torch.tensor([0.1, 0.0])
+    episodes.obs[STATE] = wrap(turned)
+    found = open_loop(fit_linear(episodes, wrap=wrap), episodes, lambda a, b: wrap(a - b).abs(), horizons=(1, 20))
+    assert found[1].max() < 1e-3 and found[20].max() < 1e-2
+
+
+def test_the_error_of_a_step_across_a_fold_is_that_of_the_nearest_turn() -> None:
+    episodes, world = walk([3]), point_world(drift=0.0)
+    world.dynamics.state_transform = StateTransform(FEATURES[STATE], POINT_ACTION, periods={"x": 1.0})
+    episodes.obs[STATE] = torch.tensor([[0.3, 0.0], [0.49, 0.0], [-0.49, 1.0]])
+    episodes.action[:] = torch.tensor([[0.19, 0.0], [0.0, 0.0], [0.0, 0.0]])
+    _, error = uncertainties(world, episodes)
+    x, y = episodes.obs[STATE].std(0).tolist()
+    assert error[1] == pytest.approx((0.02 / x + 1.0 / y) / 2, abs=1e-5), "not 0.98"
 
 
 def test_uncertainty_and_error_belong_to_frames() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from robopolicy.core.errors import ConfigError
 from robopolicy.core.rng import episode_seeds
 from robopolicy.core.types import STATE
 from robopolicy.evaluation.rollout import evaluate
-from robopolicy.evaluation.statistics import Interval
+from robopolicy.evaluation.statistics import Interval, wilson
 from robopolicy.policies.base import Policy
 from robopolicy.world_models.evaluation.real_rollouts import roll_out
 from robopolicy.world_models.training import coevolve as coevolve_module
@@ -28,6 +29,19 @@ from tests.fakes import MemoryCheckpoints, PointEnv, PointPolicy
 
 GOES, STANDS = 1.0, 0.0  # gains: every episode succeeds, none does
 HORIZON, EPISODES = 12, 6
+
+
+class Counted:
+    """Rows of which only so many successes matter."""
+
+    def __init__(self, successes: int, count: int) -> None:
+        self.successes, self.count, self.frame = successes, count, {"length": torch.full((count,), 5)}
+
+    def __len__(self) -> int:
+        return self.count
+
+    def success_rate(self, *, level: float) -> Interval:
+        return wilson(self.successes, self.count, level=level)
 
 
 class Rig:
@@ -153,14 +167,30 @@ def test_a_round_that_is_surely_worse_than_the_one_before_is_taken_back() -> Non
     evaluations = {"imagined": [0.3, 0.2, 0.5], "imagined_refitted": [0.3, 0.2, 0.5], "faults": []}
     gate = [{"accepted": True}, {"accepted": True}]
 
-    def kept(rival: float | None) -> tuple[bool, str]:
+    def kept(rival: Interval | None) -> tuple[bool, str]:
         record = record_of(2, rows, evaluations, gate=gate, used=0, rival=rival, left=1)
         return record["kept"], record["reason"]
 
-    assert kept(None)[0] and kept(0.3)[0], "with six episodes it may be as good as 30%"
-    assert not kept(0.9)[0] and "taken back: 90% were true before" in kept(0.9)[1]
-    before = [{"kept": True, "true": [0.5]}, {"kept": True, "true": [0.8]}, {"kept": False, "true": [0.1]}]
-    assert kept_last(before) == 0.8 and kept_last(before[2:]) is None
+    assert kept(None)[0] and kept(wilson(2, 6))[0], "with six episodes it may be as good as 33%"
+    assert kept(wilson(1, 2))[0], "of which two episodes say little"
+    assert not kept(wilson(6, 6))[0] and "taken back: 100% (61–100) were true before" in kept(wilson(6, 6))[1]
+    rounds = [(True, wilson(3, 6)), (True, wilson(5, 6)), (False, wilson(0, 6))]
+    before = [{"kept": kept, "true": list(true)} for kept, true in rounds]
+    assert kept_last(before) == wilson(5, 6) and kept_last(before[2:]) is None
+
+
+@pytest.mark.parametrize("rate", [0.8, 0.9, 0.95])
+def test_equal_policies_are_seldom_called_worse(rate: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of two with the same true success, twelve episodes each, by their exact odds."""
+    odds = [math.comb(12, k) * rate**k * (1 - rate) ** (12 - k) for k in range(13)]
+    evaluations = {"imagined": [rate, 0.0, 1.0], "imagined_refitted": [rate, 0.0, 1.0], "faults": []}
+    wrong = 0.0
+    for k, chance in enumerate(odds):
+        rows: Any = Counted(k, 12)
+        for before, other in enumerate(odds):
+            record = record_of(2, rows, evaluations, gate=[], used=0, rival=wilson(before, 12), left=1)
+            wrong += chance * other * (not record["kept"])
+    assert wrong < 0.03
 
 
 def test_it_stops_where_imagination_and_truth_part_for_good(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

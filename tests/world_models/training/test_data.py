@@ -71,7 +71,9 @@ def test_half_of_the_labelled_pairs_are_successes_with_the_window_before_them() 
 
 def test_sources_are_drawn_by_weight_and_by_frames_without() -> None:
     small, large = walk([11]), walk([11] * 9, seed=1)
-    for weights, share in (({"small": 0.5, "large": 0.5}, 0.5), ({}, 0.1), ({"large": 0.0}, 1.0)):
+    for weights, share in (
+        ({"small": 0.5, "large": 0.5}, 0.5), ({}, 0.1), ({"large": 0.0}, 1.0), ({"small": 1 / 3}, 0.25),
+    ):  # fmt: skip
         drawn = batches(mix({"small": small, "large": large}, weights), batch_size=2000)[0][STATE][:, :, 0]
         known = {tuple(s.tolist()) for s in small.obs[STATE]}
         found = sum(tuple(s.tolist()) in known for s in drawn.reshape(-1, 2)) / 6000
