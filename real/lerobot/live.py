@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from robopolicy.core.errors import RobopolicyError
 from robopolicy.evaluation.policy_ref import PolicyRef
 from robopolicy.real.control.control_loop import ControlLoop
 from robopolicy.real.control.depth_cameras import CloudMaker, JointLog
@@ -112,18 +113,27 @@ class Session:
         lacking = lambda: sorted(seen - self.pictures.came)  # noqa: E731
         return wait_until_still(self.arm, lacking, lambda: self.pictures.error)
 
-    def run(self, seed: int) -> Episode:
-        """Run an episode until the operator stops it, its time is over, or a fault; the arm stands then."""
-        self.stop, loop, changed, ticks, reasons = "", self.loop, 0, 0, Counter[str]()
+    def begin(self, seed: int) -> None:
+        """Activate the limits where the arm stands, for an episode.
+
+        Raises:
+            SafetyError: a state or a picture does not come, the arm moves, or stands where it may not.
+            PlanningError: the planner's process has ended.
+        """
+        self.stop, self.seed = "", seed
         self.arm.forget()
         self.pictures.came.clear()
         self.ready()
         wait_until_fresh(self.arm)
         self.runtime.begin(self.chain, seed)
-        loop.counts.clear()
+        self.loop.counts.clear()
         for key in (*self.runtime.cameras, *self.runtime.depths):
             self.chain.feed(key, time.monotonic())
-        loop.start(seed=seed)
+        self.loop.start(seed=seed)
+
+    def run(self) -> Episode:
+        """Run an episode until the operator stops it, its time is over, or a fault; the arm stands then."""
+        loop, changed, ticks, reasons = self.loop, 0, 0, Counter[str]()
         due, end = time.monotonic(), time.monotonic() + self.config.drive.episode_s
         while True:
             if not self.stop and time.monotonic() > end:
@@ -138,7 +148,7 @@ class Session:
             due = max(due + self.arm.dt, time.monotonic())
             time.sleep(max(0.0, due - time.monotonic()))
         return Episode(
-            seed, False, loop.step, "", self.chain.mode.name, changed / ticks, loop.counts["paced"] / max(1, loop.step),
+            self.seed, False, loop.step, "", self.chain.mode.name, changed / ticks, loop.counts["paced"] / max(1, loop.step),
             reasons, 0.0, ticks,
         )  # fmt: skip
 
@@ -176,22 +186,38 @@ def run_live(
                 runtime.warm_up(session.ready())
                 print(limits_in_force(session.profile), *not_claimed(session.profile), sep="\n", flush=True)
                 for number, seed in enumerate(config.seeds, 1):
-                    if ask(f"Enter begins episode {number} of {config.episodes}, q ends: ").strip().lower() == "q":
+                    prompt = f"Enter begins episode {number} of {config.episodes}, q ends: "
+                    if not _begun(session, seed, lambda prompt=prompt: ask(prompt)):
                         break
-                    done.append(_episode(session, seed, ask))
+                    done.append(_episode(session, ask))
                     print(of_episode(done, config.episodes), flush=True)
     finally:
         runtime.close()
     return done
 
 
-def _episode(session: Session, seed: int, ask: Callable[[str], str]) -> Episode:
+def _begun(session: Session, seed: int, ask: Callable[[], str]) -> bool:
+    """Begin an episode at the operator's word; False where the word is to end.
+
+    What refuses it is shown, and the arm holds: without torque it would fall.
+    """
+    while ask().strip().lower() != "q":
+        try:
+            session.begin(seed)
+        except RobopolicyError as error:
+            print(f"the arm holds; {error}", flush=True)
+        else:
+            return True
+    return False
+
+
+def _episode(session: Session, ask: Callable[[str], str]) -> Episode:
     def stop() -> None:
         session.stop = "operator"
 
     print("the arm moves; Ctrl-C stops it", flush=True)
     with first_interrupt(stop):
-        episode = session.run(seed)
+        episode = session.run()
     success = ask("success? y or n: ").strip().lower() == "y"
     session.runtime.end(success, mode=episode.mode)
     return episode._replace(success=success)

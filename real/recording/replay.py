@@ -23,7 +23,7 @@ from robopolicy.real.safety.decision import Measured, Patience
 from robopolicy.real.safety.profile import Profile
 from robopolicy.real.safety.profile_data import check_data
 from robopolicy.real.safety.risk import RiskCritic
-from robopolicy.real.safety.settings import settings_of
+from robopolicy.real.safety.settings import recorded_settings
 from robopolicy.utils.threads import set_threads
 
 Array = NDArray[np.float64]
@@ -123,7 +123,7 @@ def rebuild(header: dict[str, Any], clock: _Clock | None = None) -> SafetyChain:
     try:
         data = header["profile"]["data"]
         check_data(data, "recording: profile.data")
-        profile = Profile(data, settings_of(header["profile"]["settings"]))
+        profile = Profile(data, recorded_settings(header["profile"]["settings"]))
         patience = {k: Patience(*(float(s) for s in v)) for k, v in header["watchdogs"].items()}
         dt, budget = float(header["dt"]), float(header["budget_s"])
         if not 0.0005 <= dt <= 0.1 or not 0.0 < budget <= 1.0:
@@ -154,7 +154,7 @@ class _Clock:
 
 def _activate(chain: SafetyChain, content: dict[str, Any]) -> None:
     chain.deactivate()
-    settings = settings_of(content["settings"])
+    settings = recorded_settings(content["settings"])
     if settings != chain.profile.settings:
         chain.tighten(**vars(settings))
     measured = _measured(content)
@@ -185,7 +185,7 @@ EVENTS: dict[str, Callable[[SafetyChain, Any], object]] = {
     "resume": lambda chain, value: chain.load_resumed({k: np.array(v) for k, v in value.items()}),
     "feed": _feed,
     "fault": lambda chain, value: chain.fault(str(value)),
-    "tighten": lambda chain, value: chain.tighten(**vars(settings_of(value))),
+    "tighten": lambda chain, value: chain.tighten(**vars(recorded_settings(value))),
 }
 
 
@@ -193,7 +193,7 @@ def _critic(data: dict[str, Any] | None, profile: dict[str, Any]) -> RiskCritic 
     if data is None:
         return None
     layers = tuple((np.array(w, dtype=np.float64), np.array(b, dtype=np.float64)) for w, b in data["layers"])
-    own = Profile(profile, settings_of(data["settings"]))
+    own = Profile(profile, recorded_settings(data["settings"]))
     dt, low, high, floor = (float(data[k]) for k in ("dt", "low", "high", "floor"))
     if not dt > 0.0:
         raise ValueError(f"risk.dt: expected s > 0, found {dt}")

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from robopolicy.real.safety.array_ops import Array, clip, max_abs_diff, within
+from robopolicy.real.safety.array_ops import Array, clip, within
 from robopolicy.real.safety.command_limiter import CommandLimiter
 from robopolicy.real.safety.decision import Decision, Measured, Mode, Patience, Watchdog
 from robopolicy.real.safety.energy_tank import EnergyTank, tank_for
@@ -20,7 +20,7 @@ from robopolicy.real.safety.limits import Limit
 from robopolicy.real.safety.profile import Profile
 from robopolicy.real.safety.projection import Projection, project
 from robopolicy.real.safety.risk import RiskCritic
-from robopolicy.real.safety.tracking import PathCheck
+from robopolicy.real.safety.tracking import TrackingCheck
 
 SLOW_PACE = 0.2  # of the joints' velocity limits
 SETTLE = 0.1  # s without a cause, at rest, before HOLD ends
@@ -49,7 +49,7 @@ class SafetyChain:
         self.risk = risk
         self.tank: EnergyTank | None = None
         self._given = limits
-        self.path_check = PathCheck(len(profile.joints))
+        self.tracking = TrackingCheck(len(profile.joints))
         self._arm(profile)
         self.watchdogs = [Watchdog("state", state or Patience(hold=0.05, fault=0.2))]
         if enable is not None:
@@ -81,7 +81,7 @@ class SafetyChain:
             raise SafetyError(f"state: {np.round(q, 2).tolist()} look like degrees; joint angles are expected in rad")
         clip(q, q, self.profile.settings.reference_clip, np.empty_like(q))  # compiled now, not in the first tick
         self._measured = q
-        self.path_check.start(q)
+        self.tracking.start(q, now)
         if self.tank is not None:
             self.tank.rest()
         self.limiter.start(q[None])
@@ -114,18 +114,18 @@ class SafetyChain:
         """Take note of the control point [n] that the arm plays; False where the last command was lost."""
         reached = self.limiter.heard(played)
         if not reached:
-            self.path_check.note(self.limiter.c[:, -1])
+            self.tracking.note(self.limiter.c[:, -1])
         return reached
 
     def resume(self, past: Past, ticks: int) -> None:
         """Go on from `past` by its stored stop, as an arm does that has missed `ticks` commands since."""
         self.limiter.resume(past, ticks)
-        self.path_check.note(self.limiter.c[:, -1])
+        self.tracking.note(self.limiter.c[:, -1])
 
     def load_resumed(self, state: dict[str, Array]) -> None:
         """Resume from a recorded `state` of the limiter."""
         self.limiter.load_state_dict(state)
-        self.path_check.note(self.limiter.c[:, -1])
+        self.tracking.note(self.limiter.c[:, -1])
 
     def fault(self, reason: str) -> None:
         """Stop and stay stopped until `activate`."""
@@ -195,7 +195,7 @@ class SafetyChain:
         reasons += why
         self.counts.update(reasons)
         self.error = verdict.error or self.error
-        self.path_check.note(self.limiter.c[:, -1])
+        self.tracking.note(self.limiter.c[:, -1])
         command, stop = verdict.command[0], self.limiter.stop_ahead()[0]
         return Decision(command, stop, self.mode, tuple(reasons), bool(verdict.changed[0]))
 
@@ -204,7 +204,7 @@ class SafetyChain:
         if self._given is None:
             self.tank = tank_for(profile.settings, self.tank)
         self.limiter.use(profile, self._given, also=() if self.tank is None else (self.tank,))
-        self.path_check.use(profile, self.limiter.body, self.limiter.dt)
+        self.tracking.use(profile, self.limiter.body, self.limiter.dt)
 
     def _take(self, target: Array | None, measured: Measured, now: float, reasons: list[str]) -> Array | None:
         """Check the arm's state; None where there is a reason to hold."""
@@ -215,10 +215,8 @@ class SafetyChain:
             return None
         self.watchdogs[0].feed(now)
         self._measured = q
-        if max_abs_diff(self.limiter.c[0, -1], q) > self.profile.max_tracking_error:
-            self.fault("tracking_error")
-        if not self.path_check.passes(q):
-            self.fault("tracking_error")
+        if why := self.tracking.fault(q, now):
+            self.fault(why)
         if self.tank is not None:
             torque = np.zeros(0) if measured.torque is None else np.array(measured.torque, dtype=np.float64)
             if torque.shape != q.shape or not within(torque, np.inf):

@@ -163,8 +163,9 @@ class Profile:
     def digest(self) -> str:
         """Names these limits in recordings."""
         settings = asdict(self.settings)
-        if settings["joint_speed"] is None:  # limits from before that setting keep their names
-            del settings["joint_speed"]
+        for later in ("joint_speed", "stall"):  # limits from before these settings keep their names
+            if settings[later] is None:
+                del settings[later]
         text = json.dumps({"data": self.data, "settings": settings}, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 

@@ -58,6 +58,8 @@ class Settings:
         reference_clip: rad, how far the command may run ahead of the measured joints.
         tracking_error: rad, ε of the claim; beyond it the arm does not follow its commands. None: as far as
             `scene_distance` reaches by the arm's levers (real/safety/tracking.py), and MAX_TRACKING_ERROR.
+        stall: s that a joint may stand though its command waits at `reference_clip` from it; then the arm does not
+            follow, as after a protective stop. None: for as long as it likes, as one that is to press.
         energy: J that the arm may give away before it must get some back; None: no tank.
         contact_stiffness: N·m/rad, the stiffest contact that the tank reckons with.
     """
@@ -76,6 +78,7 @@ class Settings:
     condition: float = 30.0
     reference_clip: float = 0.05
     tracking_error: float | None = 0.2
+    stall: float | None = 0.5
     energy: float | None = None
     contact_stiffness: float = 1000.0
 
@@ -153,7 +156,8 @@ _RANGES = {  # lowest and highest value; -1: smaller is tighter, 1: larger is, 0
     "velocity": (0.001, 1.0, -1), "acceleration": (0.01, 1.0, -1), "jerk": (0.01, 1.0, -1),
     "joint_margin": (0.0, 1.0, 1), "tcp_speed": (0.001, 3.0, -1), "scene_distance": (0.0, 1.0, 1),
     "self_distance": (0.0, 1.0, 1), "condition": (2.0, 1e6, -1), "reference_clip": (1e-3, 10.0, -1),
-    "tracking_error": (1e-3, 10.0, 0), "energy": (0.0, 1e6, -1), "contact_stiffness": (0.0, 1e7, 1),
+    "tracking_error": (1e-3, 10.0, 0), "stall": (0.05, 600.0, -1), "energy": (0.0, 1e6, -1),
+    "contact_stiffness": (0.0, 1e7, 1),
 }  # fmt: skip
 
 
@@ -215,3 +219,8 @@ def settings_of(given: Mapping[str, Any]) -> Settings:
         if name in given
     }
     return Settings(**{**given, **shapes})
+
+
+def recorded_settings(given: Mapping[str, Any]) -> Settings:
+    """Build the settings that a recording names; where it lacks one that is newer, this was not in force."""
+    return settings_of({"stall": None, **given})

@@ -1,4 +1,4 @@
-"""How far the measured arm may be from its command before the clearance that is claimed of it is used up.
+"""Whether the measured arm follows its commands, and is near enough to them for the clearance that is claimed of it.
 
 A joint that is off by e rad moves no point of the arm by more than L·e, L being the longest lever arm about its axis.
 The sum over the joints bounds the way of every point, and must stay below the distance that is kept from the scene.
@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numba import njit
 
-from robopolicy.real.safety.array_ops import Array
+from robopolicy.real.safety.array_ops import Array, max_abs_diff
 from robopolicy.real.safety.body import Body
 from robopolicy.real.safety.errors import SafetyError
 from robopolicy.real.safety.profile import Profile
@@ -20,6 +20,8 @@ from robopolicy.real.safety.settings import MAX_TRACKING_ERROR
 
 TRAIL = 64  # control points that an arm may be behind its newest command, and still be on its way
 LEAST = 0.005  # m, of a distance that leaves room beside the command
+NEAR = 0.9  # of `reference_clip`: a joint that is nearer to its command than that is not waited for
+MOVED = 0.005  # rad, by which a joint that follows has moved within `stall` s; more than the resolution of servos
 SCENE = ("workspace", "planes", "keep_out")
 
 
@@ -65,11 +67,27 @@ def off_path(trail: Array, q: Array, lever: Array) -> float:
     return least
 
 
-class PathCheck:
-    """Bound the distance of the measured arm from the path of its commands.
+@njit(cache=True, nogil=True)
+def stands_since(command: Array, q: Array, near: float, at: Array, since: Array, now: float) -> float:
+    """Time at which the joint that has stood for longest away from its command began to, s; `now`: none does.
+
+    Args:
+        command, q: [n] rad, the newest command and the measured joints. near: rad, of a joint that need not move.
+        at, since: [n] rad and s, changed in place: where and when each joint was last seen to move or to be near.
+    """
+    first = now
+    for i in range(len(q)):
+        if not (abs(command[i] - q[i]) >= near and abs(q[i] - at[i]) < MOVED):
+            at[i], since[i] = q[i], now
+        first = min(first, since[i])
+    return first
+
+
+class TrackingCheck:
+    """Say whether the measured arm follows its commands.
 
     Attributes:
-        trail: [TRAIL n] rad, control points that the arm may be at.
+        trail: [TRAIL n] rad, control points that the arm may be at, the newest command last.
         allowance: m that a point of the arm may be off the path; ∞ without a scene.
     """
 
@@ -79,19 +97,27 @@ class PathCheck:
     def use(self, profile: Profile, body: Body, dt: float) -> None:
         """Put the limits of a profile in force; `dt`: s between control points."""
         self.levers, self.allowance = levers(body), allowance(profile, body, dt)
+        self.most, self.near = profile.max_tracking_error, NEAR * profile.settings.reference_clip
+        self.stall = np.inf if profile.settings.stall is None else profile.settings.stall
 
-    def start(self, q: Array) -> None:
-        """Start at rest at `q` [n] rad."""
+    def start(self, q: Array, now: float) -> None:
+        """Start at rest at `q` [n] rad, at `now` s."""
         self.trail = np.tile(q, (TRAIL, 1))
-        off_path(self.trail, q, self.levers)  # compiles
+        self._at, self._since = q.copy(), np.full(len(q), now)
+        off_path(self.trail, q, self.levers)  # compiles, as the next does
+        stands_since(q, q, self.near, self._at, self._since, now)
 
     def note(self, command: Array) -> None:
         """Append the newest control point [1 n] rad."""
         self.trail = np.concatenate([self.trail[1:], command])
 
-    def passes(self, q: Array) -> bool:
-        """Whether no point of the arm at `q` [n] rad is farther off the path than allowed; NaN fails."""
-        return not self.allowance < np.inf or off_path(self.trail, q, self.levers) <= self.allowance
+    def fault(self, q: Array, now: float) -> str:
+        """Return why the arm at `q` [n] rad does not follow at `now` s, "" where it does; NaN does not."""
+        near_path = not self.allowance < np.inf or off_path(self.trail, q, self.levers) <= self.allowance
+        if not (near_path and max_abs_diff(self.trail[-1], q) <= self.most):
+            return "tracking_error"
+        stands = now - stands_since(self.trail[-1], q, self.near, self._at, self._since, now)
+        return "stalled" if stands > self.stall else ""
 
 
 def guarded(settings: Mapping[str, Any], *, dry_run: bool = False) -> dict[str, Any]:
@@ -100,6 +126,8 @@ def guarded(settings: Mapping[str, Any], *, dry_run: bool = False) -> dict[str, 
     In a dry run the arm follows no command, and is not to be where they lead.
     """
     found = dict(settings)
+    if dry_run:
+        found["stall"] = None
     if any(settings.get(name) for name in SCENE):
         found.setdefault("tracking_error", None)
     if dry_run and "tracking_error" in found:

@@ -137,7 +137,7 @@ def test_pictures_reach_the_policy_and_a_frozen_camera_holds_the_arm(tmp_path, m
     assert episode.reasons[IMAGE] > 0 and episode.mode == "FAULT" and episode.reasons[f"fault:{IMAGE}"]
 
 
-def test_a_picture_of_the_episode_before_is_no_picture_of_this_one(tmp_path, monkeypatch):
+def test_a_picture_of_the_episode_before_is_no_picture_of_this_one(tmp_path, monkeypatch, capsys):
     desk = Desk(tmp_path, Turn(sees=True), monkeypatch)
     desk.wiring = parse(data(cameras={IMAGE: {"name": "top", "latency_s": 0.0}}))
     make, frozen, shades = desk.make, threading.Event(), count()
@@ -159,12 +159,32 @@ def test_a_picture_of_the_episode_before_is_no_picture_of_this_one(tmp_path, mon
         yield from ("", "y")
         frozen.set()
         time.sleep(0.2)  # a reading was under way
-        yield ""
+        yield from ("", "q")
 
     desk.make, desk.answers = with_camera, ask()
     monkeypatch.setattr(bus, "FIRST", 0.5)
-    with pytest.raises(SafetyError, match=r"nothing has come of \['observation\.images\.front'\]"):
-        desk.run(0.5)
+    assert len(desk.run(0.5)) == 1, "the second was not begun"
+    assert "the arm holds; robot: nothing has come of ['observation.images.front']" in capsys.readouterr().out
+
+
+def test_an_arm_that_stands_where_it_may_not_holds_until_it_was_moved(tmp_path, monkeypatch, capsys):
+    """It would fall if its torque went."""
+    desk = Desk(tmp_path, Turn(), monkeypatch)
+    start, refusals = ControlLoop.start, iter(["the arm stands where planes would not allow it", ""])
+    torque = list[bool]()
+
+    def refused(loop: ControlLoop, **options: Any) -> None:
+        torque.append(desk.robot.is_connected)
+        if why := next(refusals):
+            raise SafetyError(why)
+        start(loop, **options)
+
+    monkeypatch.setattr(ControlLoop, "start", refused)
+    desk.answers = iter(["", "", "n", "q"])
+    (episode,) = desk.run(0.3)
+    assert episode.mode != "FAULT" and torque == [True, True]
+    assert [p[:22] for p in desk.prompts[:2]] == ["Enter begins episode 1"] * 2
+    assert "the arm holds; the arm stands where planes would not allow it" in capsys.readouterr().out
 
 
 def test_an_arm_that_moves_is_not_activated(tmp_path, monkeypatch):

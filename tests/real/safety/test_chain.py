@@ -141,7 +141,7 @@ def test_the_command_does_not_run_away_from_a_blocked_arm():
 @pytest.mark.parametrize("every", [2, 8])
 def test_nor_in_the_ticks_between_two_states(every):
     """Of a driver whose states are rarer than our ticks, or on a line that loses some."""
-    rig = Rig(settings={"reference_clip": 0.05, "tracking_error": 1.0})
+    rig = Rig(settings={"reference_clip": 0.05, "tracking_error": 1.0, "stall": None})
     for tick in range(300):
         rig.alive = False  # no state in this tick
         rig.tick(measured=Measured(rig.home) if tick % every == 0 else None)

@@ -26,9 +26,10 @@ from robopolicy.real.safety.settings import Box, Plane, Settings
 from robopolicy.real.safety.singularity import Singularity
 from robopolicy.real.safety.space import KeepOut, Planes, SelfCollision
 from robopolicy.real.safety.tool import TcpSpeed, Workspace
+from robopolicy.real.safety.tracking import TrackingCheck
 from tests.real.control import test_joints, test_robots
 from tests.real.guards import FAILS, Guard, GuardNotFoundError, disabled, kill, with_patch
-from tests.real.safety import test_chain, test_limits, test_projection, test_risk
+from tests.real.safety import test_chain, test_limits, test_projection, test_risk, test_tracking
 
 NO_LIMIT = "np.full(len(path.c), np.inf)"
 
@@ -98,8 +99,10 @@ GUARDS = [
           test_chain.test_the_enable_is_a_sign_of_life_not_a_message_that_can_get_lost, (*FAILS, ValueError)),
     Guard("latched fault", SafetyChain, "filter", "if self._fault:", "if False:",
           test_chain.test_a_state_that_stops_coming_ends_in_hold_then_fault),
-    Guard("tracking error", SafetyChain, "_take", "self.profile.max_tracking_error", "np.inf",
+    Guard("tracking error", TrackingCheck, "fault", "self.most", "np.inf",
           test_chain.test_an_arm_that_is_not_where_it_should_be_is_a_fault),
+    Guard("an arm that stands", TrackingCheck, "fault", 'return "stalled" if stands > self.stall else ""', 'return ""',
+          test_tracking.test_an_arm_that_stands_while_its_command_waits_ahead_is_a_fault),
     Guard("reference clip", SafetyChain, "_within_reach", 'return clipped', "return target",
           test_chain.test_the_command_does_not_run_away_from_a_blocked_arm),
     Guard("readable state", Measured, "joints", "not within(q, 1e6)", "False",

@@ -19,7 +19,11 @@ def test_the_smaller_of_joint_speed_and_the_maker_s_share_counts():
         assert bounded.velocity.tolist() == np.minimum(plain.velocity, speed).tolist()
         assert bounded.bounds.velocity.tolist() == bounded.velocity.tolist() and bounded.digest != plain.digest
     assert load_profile("fr3", velocity=0.01, joint_speed=0.5).velocity.max() < 0.06
-    assert load_profile("fr3", joint_speed=None).digest == load_profile("fr3").digest == "87c17f10c9b1c032"
+
+
+def test_limits_from_before_a_setting_keep_their_digest():
+    assert load_profile("fr3", joint_speed=None).digest == load_profile("fr3").digest != "87c17f10c9b1c032"
+    assert load_profile("fr3", stall=None).digest == "87c17f10c9b1c032"
 
 
 def test_no_command_is_faster_than_joint_speed():

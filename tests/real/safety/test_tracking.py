@@ -21,6 +21,46 @@ ROOM = Box((-2.0, -2.0, -2.0), (2.0, 2.0, 2.0))
 SCENE = {"planes": TABLE, "tracking_error": None}
 
 
+STALL = {"reference_clip": 0.05}
+
+
+def test_an_arm_that_stands_while_its_command_waits_ahead_is_a_fault():
+    """As after a protective stop: states come, `reference_clip` keeps the command near, and one joint is enough."""
+    rig = Rig(settings=STALL)
+    target = rig.home + np.array([0, 0, 0, 0, 0, 0, 0.4])
+    since = rig.now
+    while rig.tick(target, measured=Measured(rig.home)).mode is not Mode.FAULT:
+        assert rig.now - since < 2.0
+        assert np.abs(rig.q - rig.home).max() <= 0.051
+    assert rig.now - since > 0.5 and "fault:stalled" in rig.tick(target, measured=Measured(rig.home)).reasons
+    rig.run(1.0, target=target, measured=Measured(rig.home))
+    assert rig.chain.mode is Mode.FAULT, "latched"
+    rig.chain.activate(Measured(rig.home), rig.now)
+    assert np.array_equal(rig.q, rig.home), "a reset begins where the arm is"
+
+
+@pytest.mark.parametrize(
+    ("settings", "speed"), [({**STALL, "stall": None}, 0.0), (STALL, 0.02), ({**STALL, "stall": 3.0}, 0.0)]
+)
+def test_an_arm_that_is_to_press_or_moves_slowly_is_none(settings, speed):
+    rig, at = Rig(settings=settings), np.zeros(7)
+    for _ in range(500):
+        at[6] += speed * DT
+        assert rig.tick(rig.home + np.array([0, 0, 0, 0, 0, 0, 0.4]), measured=Measured(rig.home + at)).mode is Mode.RUN
+
+
+def test_an_arm_near_its_command_may_stand():
+    """Friction holds a servo a little off; and what stood may go on before the time is over."""
+    rig = Rig(settings=STALL)
+    for k in range(1000):
+        off = np.full(7, 0.03) if k % 100 else np.full(7, 0.047)
+        assert rig.tick(rig.home, measured=Measured(rig.home + off)).mode is Mode.RUN
+
+
+def test_in_a_dry_run_an_arm_may_stand():
+    assert guarded({}, dry_run=True) == {"stall": None} and guarded({}) == {}
+
+
 @pytest.mark.parametrize("robot", ["fr3", "panda", "ur5e"])
 def test_no_point_of_the_arm_moves_farther_than_its_levers_say(robot):
     """By MuJoCo, at random poses, for errors of one joint and of all."""
@@ -100,8 +140,8 @@ def test_a_replayed_stop_is_on_the_way_too():
     for _ in range(10):
         live.chain.resume(live.chain.limiter.past(), 1)
         EVENTS["resume"](replayed.chain, {k: v.tolist() for k, v in live.chain.limiter.state_dict().items()})
-    assert np.array_equal(live.chain.path_check.trail, replayed.chain.path_check.trail)
-    assert np.ptp(live.chain.path_check.trail[-11:], axis=0).max() > 0.0
+    assert np.array_equal(live.chain.tracking.trail, replayed.chain.tracking.trail)
+    assert np.ptp(live.chain.tracking.trail[-11:], axis=0).max() > 0.0
 
 
 def test_the_way_to_a_path_is_the_shortest():
@@ -117,7 +157,7 @@ def test_the_way_to_a_path_is_the_shortest():
 
 def test_numbers_that_are_none_are_off_the_path():
     rig = Rig(settings=SCENE)
-    rig.chain.path_check.trail = np.full_like(rig.chain.path_check.trail, np.nan)
+    rig.chain.tracking.trail = np.full_like(rig.chain.tracking.trail, np.nan)
     assert rig.tick(rig.home).mode is Mode.FAULT
 
 
@@ -184,4 +224,4 @@ def test_settings_of_older_recordings_keep_their_digest():
     """Their limits are named by it; the setting was a number then."""
     profile = load_profile("panda", tracking_error=0.2)
     assert profile.digest == load_profile("panda").digest
-    assert RecordedChain(profile, put=lambda *_: None).path_check.allowance == np.inf
+    assert RecordedChain(profile, put=lambda *_: None).tracking.allowance == np.inf
