@@ -3,7 +3,7 @@
     python -m robopolicy.real.ros2.operator_console --wiring my_arm.yaml [--ros-args -r __ns:=/cell1]
 
 enable      publish `enable` from now on, at the wiring's rate; the node needs it to move
-stop        publish false: a FAULT at once
+stop        publish false: a FAULT at once, whatever word is being carried out; words that wait are dropped
 configure, activate, deactivate, cleanup    the node's life cycle
 reset       after a FAULT, once the arm stands and `enable` is published again
 status      mode, reasons, limits, ages of data
@@ -17,7 +17,9 @@ from __future__ import annotations
 import argparse
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from queue import Empty, SimpleQueue
 
 from robopolicy.core.errors import RobopolicyError, closest
 from robopolicy.real.ros2.episode_client import EpisodeClient
@@ -26,6 +28,7 @@ from robopolicy.real.ros2.spin import start
 from robopolicy.real.ros2.wiring import load_wiring
 from robopolicy.real.safety import SafetyError
 
+AT_ONCE = ("enable", "stop", "quit", "exit", "q")  # the others may wait minutes for a service
 SHOWN = ("state", "mode", "message", "reasons_now", "limits", "driver", "step", "ages_ms", "bystanders", "claims")
 
 
@@ -45,6 +48,22 @@ class Console:
             "enable": self._enable, "stop": self._stop, "reset": self._reset, "status": self.status,
             **{name: lambda name=name: self._transition(name) for name in moves},  # type: ignore[misc]
         }  # fmt: skip
+
+    def listen(self, lines: Iterable[str]) -> None:
+        """Carry out lines until `quit` or their end, one after another; those of AT_ONCE never wait."""
+        waiting = SimpleQueue[str | None]()
+        worker = threading.Thread(target=lambda: [self.take(word) for word in iter(waiting.get, None)], daemon=True)
+        worker.start()
+        for line in lines:
+            word = line.strip()
+            if word not in AT_ONCE:
+                waiting.put(word)
+            elif not self.take(word):
+                return
+            if word == "stop" and (dropped := _taken_out(waiting)):
+                self.say(f"dropped: {', '.join(dropped)}")
+        waiting.put(None)
+        worker.join()
 
     def take(self, line: str) -> bool:
         """Carry out a line; False where it says to quit."""
@@ -92,6 +111,14 @@ class Console:
         return f"{name}: done"
 
 
+def _taken_out(waiting: SimpleQueue[str | None]) -> list[str]:
+    found = list[str]()
+    with suppress(Empty):
+        while True:
+            found.append(waiting.get_nowait() or "")
+    return found
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--wiring", required=True)
@@ -107,12 +134,8 @@ def main() -> None:
                     print(f"[{text}]", flush=True)
 
         threading.Thread(target=watch, daemon=True).start()
-        try:
-            for line in sys.stdin:
-                if not console.take(line):
-                    break
-        except KeyboardInterrupt:
-            pass
+        with suppress(KeyboardInterrupt):
+            console.listen(sys.stdin)
         ended.set()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from types import SimpleNamespace
 
 import pytest
@@ -46,6 +47,43 @@ def test_lines_do_what_they_say():
     assert node.told == ["enable", "configure", "activate", "stop", "deactivate", "cleanup"]
     assert len(said) == 7 and said[-1] == "running"
     assert not console.take("quit\n")
+
+
+@pytest.mark.parametrize("last", ["stop", "quit"])
+def test_a_stop_does_not_wait_for_a_word_that_is_being_carried_out(last: str):
+    """A service that does not answer keeps the others waiting for minutes."""
+    node, said, busy, over = Node(), [], threading.Event(), threading.Event()
+    moved = node.transition
+
+    def slow(name: str) -> None:
+        busy.set()
+        assert over.wait(10.0)
+        moved(name)
+
+    def lines():
+        yield from ("enable\n", "configure\n", "activate\n")
+        assert busy.wait(10.0)
+        yield last
+        assert node.told == ["enable", "stop"], "and what waits is dropped"
+        yield "enable"
+        over.set()
+        yield "cleanup"
+
+    node.transition = slow
+    Console(node, said.append).listen(lines())
+    if last == "stop":
+        assert node.told == ["enable", "stop", "enable", "configure", "cleanup"] and "dropped: activate" in said
+    else:
+        assert node.told == ["enable"], "it falls silent at once"
+        over.set()
+
+
+def test_all_lines_are_carried_out_before_the_input_s_end_counts():
+    node, said = Node(), []
+    Console(node, said.append).listen(["configure", "actvate", "enable", "activate"])
+    assert [w for w in node.told if w != "enable"] == ["configure", "activate"] and "'actvate': no such word" in said[
+        -2
+    ]
 
 
 def test_refusals_and_unknown_words_are_answered():
