@@ -26,14 +26,17 @@ class Planned:
     action: Array  # [Da]
 
 
-def check_latency(spec: PolicySpec, latency: float) -> None:
+def check_latency(spec: PolicySpec, latency: float, early: float = 0.0) -> None:
     """Check that a policy can bridge `latency` s between an observation and the first use of its plan.
+
+    Args:
+        early: s before a control step at which a plan is asked for; with 0, one that comes later waits for the next.
 
     Raises:
         SpecError: it cannot; says how much it can.
     """
-    most = spec.n_action_steps * spec.dt
-    if not 0.0 <= latency < most + 0.5 * spec.dt:
+    most = spec.n_action_steps * spec.dt + min(early, 0.5 * spec.dt)
+    if not 0.0 <= latency <= most + 1e-9:
         raise SpecError(
             f"latency: {1000 * latency:.0f} ms; the policy commands {spec.n_action_steps} steps of {spec.dt} s at a "
             f"time and can bridge up to {1000 * most:.0f} ms. Plan faster, or train with longer chunks."

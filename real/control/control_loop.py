@@ -156,8 +156,8 @@ class ControlLoop:
 
     # -- inside -----------------------------------------------------------------------------------------------------
     def _resync(self, q: Array) -> None:
-        """Let decoder and interpolation start from `q` [n]."""
-        self.buffer.clear()
+        """Let decoder and interpolation start from `q` [n]; plans, also one on its way, are of another motion."""
+        self.plans.drop() if self.plans.waiting else self.buffer.clear()
         self.decoder.start(q, self.grip)
         self.goal, self.resting = None, True
         self.waited = 0.0  # s, of this control step, that the reference waited for the command
@@ -192,7 +192,6 @@ class ControlLoop:
             self.halted = teleop.halt
         if self.chain.mode >= Mode.HOLD:  # start again once the arm may move
             self._count_step(now)
-            self.plans.discard(now)
             return ""
         reason = self.plans.collect(now) or reason
         if teleop is None and self.plans.waiting and not len(self.buffer) and now < due + self.grace:

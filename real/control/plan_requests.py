@@ -70,13 +70,6 @@ class PlanRequests:
         self.runner.reset(self.seed)
         self.waiting = False
 
-    def discard(self, now: float) -> None:
-        """Take a chunk that is there without using it: the arm holds."""
-        try:
-            self.waiting = self.waiting and self.runner.poll(now) is None
-        except PlanningError:
-            self.waiting = False
-
     def request(
         self, now: float, due: float, seen: float, observations: ObservationHistory, step: int, *, continues: bool
     ) -> str:

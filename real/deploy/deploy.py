@@ -12,7 +12,6 @@ from robopolicy.real.deploy.deploy_config import DeployConfig
 from robopolicy.real.deploy.deployment import Deployment, prepare
 from robopolicy.real.deploy.simulated_arm import Episode, SimulatedArm
 from robopolicy.real.deploy.summary import forecast, limits_in_force, of_episode, report
-from robopolicy.real.planning.chunking import check_chunking
 from robopolicy.real.planning.remote_planner import RemotePlanner
 from robopolicy.real.recording.recorder import Recorder
 from robopolicy.real.recording.speeds import summary
@@ -119,7 +118,7 @@ def deploy(**options: Any) -> list[Episode]:
     done: list[Episode] = []
     for sentence in forecast(deployment.env, profile):
         print(sentence)
-    print(check_chunking(config.chunking, deployment.policy, config.latency))
+    print(deployment.bridged)
     print(limits_in_force(profile), flush=True)
     for episode in ROBOTS[config.robot](deployment):
         done.append(episode)

@@ -147,10 +147,10 @@ class Session:
                 break
             due = max(due + self.arm.dt, time.monotonic())
             time.sleep(max(0.0, due - time.monotonic()))
+        paced = loop.counts["paced"] / max(1, loop.step)
         return Episode(
-            self.seed, False, loop.step, "", self.chain.mode.name, changed / ticks, loop.counts["paced"] / max(1, loop.step),
-            reasons, 0.0, ticks,
-        )  # fmt: skip
+            self.seed, False, loop.step, "", self.chain.mode.name, changed / ticks, paced, reasons, 0.0, ticks
+        )
 
 
 def with_own_task(config: DeployConfig) -> DeployConfig:

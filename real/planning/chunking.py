@@ -52,8 +52,11 @@ class RealtimePlanner(Planner):
         return chunk[0].double().numpy().copy()
 
 
-def check_chunking(chunking: Chunking, policy: Policy | RemotePlanner, latency: float) -> str:
+def check_chunking(chunking: Chunking, policy: Policy | RemotePlanner, latency: float, *, early: float = 0.0) -> str:
     """Check that `chunking` fits `policy`; returns a sentence about the delays that it can bridge.
+
+    Args:
+        latency, early: s; see check_latency.
 
     Raises:
         ConfigError: it is no policy whose chunks can be continued.
@@ -62,7 +65,7 @@ def check_chunking(chunking: Chunking, policy: Policy | RemotePlanner, latency: 
     spec = policy.spec
     horizon, count = spec.horizon, spec.n_action_steps
     if chunking == "async":
-        check_latency(spec, latency)
+        check_latency(spec, latency, early)
         return f"chunking=async: {count} steps a chunk, delays of up to {count} steps ({1000 * count * spec.dt:.0f} ms)"
     if isinstance(policy, RemotePlanner):
         raise ConfigError(f"chunking={chunking}: server=… plans every chunk by itself so far. Use chunking=async")
@@ -91,7 +94,9 @@ def check_chunking(chunking: Chunking, policy: Policy | RemotePlanner, latency: 
     )
 
 
-def chunking_of(chunking: Chunking, policy: Policy | RemotePlanner, latency: float, *, predict: bool = False) -> Chunks:
+def chunking_of(
+    chunking: Chunking, policy: Policy | RemotePlanner, latency: float, *, predict: bool = False, early: float = 0.0
+) -> Chunks:
     """Planner, buffer and timing of `policy` with plans that take `latency` s.
 
     `async`: the next chunk is asked for as early before the last ends as the latency takes (with none: when it has
@@ -103,7 +108,7 @@ def chunking_of(chunking: Chunking, policy: Policy | RemotePlanner, latency: flo
     Raises:
         ConfigError, SpecError: see check_chunking.
     """
-    check_chunking(chunking, policy, latency)
+    check_chunking(chunking, policy, latency, early=early)
     spec = policy.spec
     steps = math.ceil(latency / spec.dt - 1e-9)
     predict = predict and not sees_pictures(policy)

@@ -81,7 +81,9 @@ class PolicyRuntime:
                 f"chunking={config.chunking}: goes on from what the arm does now, and pictures that are {self.age} s "
                 "old (cameras.latency_s of the wiring) show what it did before. Use chunking=async"
             )
-        self.chunks = chunking_of(config.chunking, self.policy, config.latency + self.age, predict=config.predict)
+        self.chunks = chunking_of(
+            config.chunking, self.policy, config.latency + self.age, predict=config.predict, early=wiring.plan_ahead_s
+        )
         self.observer: Observer | JointStateObserver
         if config.task is None:
             self.depths = depth_cameras(levels, wiring, None)

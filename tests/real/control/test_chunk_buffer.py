@@ -28,7 +28,7 @@ def test_the_actions_under_way_stay_until_the_new_chunk_begins():
 def test_no_control_step_is_without_action_where_plans_take_no_whole_steps(steps):
     env = sim.make("reach", 1, joint_noise=0.0, horizon=16)
     policy, notes = Drive(env, [0.001, 0.0, 0.0, 0.0, -1.0], steps=steps), Notes()
-    it = SimulatedArm(env, policy, settings=WIDE, latency=1.2 * policy.spec.dt)
-    it.loop.early, it.loop.plans.journal = 0.02, notes
+    it = SimulatedArm(env, policy, settings=WIDE, latency=policy.spec.dt)
+    it.loop.early, it.loop.plans.journal, it.loop.plans.runner.latency = 0.02, notes, 1.2 * policy.spec.dt
     it.run(1)
     assert sum(action is None for action in notes.actions) <= 2, "the first plan takes so long"

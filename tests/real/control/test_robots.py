@@ -195,8 +195,7 @@ def test_deploy_refuses_and_says_what_an_arm_s_limits_lack(monkeypatch, capsys):
     monkeypatch.setattr(deployment, "task_of", lambda *_: {})
     monkeypatch.setattr(deployment, "build", lambda *_, **__: env)
     monkeypatch.setattr(deployment, "load_policy", lambda *_, **__: None)
-    for module in (deploy, deployment):
-        monkeypatch.setattr(module, "check_chunking", lambda *_: "")
+    monkeypatch.setattr(deployment, "check_chunking", lambda *_, **__: "")
     table = {"planes": [{"normal": [0, 0, 1], "offset": -0.1}]}
 
     def tracking_error(**options):

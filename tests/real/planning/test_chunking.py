@@ -36,6 +36,23 @@ def reach(horizon: int = 40) -> sim.SimEnv:
     return sim.make("reach", 1, joint_noise=0.0, horizon=horizon)
 
 
+class Numbered(Drive):
+    """Moves along x. Its k-th plan is a little faster than the one before, so that each action says whose it is."""
+
+    def __init__(self, env: sim.SimEnv, *, steps: int) -> None:
+        super().__init__(env, [0.0] * 5, steps=steps)
+        self.plans = 0
+
+    def act(self, obs, *, noise=None, deterministic=False):
+        self.plans += 1
+        action = torch.tensor([2e-3 + 1e-4 * self.plans, 0.0, 0.0, 0.0, 0.0])
+        return action.expand(1, self.spec.horizon, -1).clone()
+
+    @staticmethod
+    def number(action: np.ndarray) -> int:
+        return round((action[0] - 2e-3) / 1e-4)
+
+
 class Notes:
     """A journal that keeps actions and chunks."""
 
@@ -222,3 +239,27 @@ def test_policies_without_a_chunk_of_their_own_are_refused():
     remote.spec = base.spec
     with pytest.raises(ConfigError, match=r"chunking=rtc: server="):
         check_chunking("rtc", remote, 0.0)
+
+
+@pytest.mark.parametrize("latency", [0.3, 0.4])
+def test_a_plan_from_before_a_hold_is_not_executed_after_it(latency):
+    """States freeze in motion, just after a plan was asked for, and come again before it is there."""
+    env = sim.make("reach", 1, joint_noise=0.0, horizon=80)
+    policy, notes = Numbered(env, steps=8), Notes()
+    it = SimulatedArm(env, policy, settings=WIDE, latency=latency)
+    it.loop.plans.journal, it.loop.buffer.blend = notes, 0
+    it.begin(1)
+    asked, frozen, held, before = 0, None, False, 0
+    for _ in range(500):
+        if frozen is None and policy.plans > max(2, asked):
+            frozen, before = it.time, policy.plans
+        asked = policy.plans
+        it.arm.trouble.frozen = frozen is not None and 0.01 < it.time - frozen < 0.09
+        mode = it.loop.tick().mode
+        it.arm.advance()
+        it.time += it.dt
+        if mode is Mode.HOLD and not held:
+            held = True
+            notes.actions.clear()
+    found = {Numbered.number(a) for a in notes.actions if a is not None}
+    assert held and len(found) > 1 and min(found) > before

@@ -186,8 +186,11 @@ def test_a_spec_that_does_not_match_the_robot():
 def test_a_latency_that_cannot_be_bridged_is_refused():
     spec = Drive(env(), [0.0] * 5, steps=1).spec
     check_latency(spec, 0.05)
+    check_latency(spec, 0.07, early=0.02)
     with pytest.raises(SpecError, match="can bridge up to 50 ms"):
-        check_latency(spec, 0.1)
+        check_latency(spec, 0.055)
+    with pytest.raises(SpecError, match="can bridge up to 70 ms"):
+        check_latency(spec, 0.074, early=0.02)
 
 
 def test_features_are_matched_by_name():

@@ -81,9 +81,8 @@ def test_a_stop_does_not_wait_for_a_word_that_is_being_carried_out(last: str):
 def test_all_lines_are_carried_out_before_the_input_s_end_counts():
     node, said = Node(), []
     Console(node, said.append).listen(["configure", "actvate", "enable", "activate"])
-    assert [w for w in node.told if w != "enable"] == ["configure", "activate"] and "'actvate': no such word" in said[
-        -2
-    ]
+    assert [word for word in node.told if word != "enable"] == ["configure", "activate"]
+    assert any("'actvate': no such word" in text for text in said)
 
 
 def test_refusals_and_unknown_words_are_answered():

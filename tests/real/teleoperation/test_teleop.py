@@ -169,7 +169,9 @@ def test_a_plan_on_its_way_is_dropped_at_a_hand_over():
     simulated_arm.loop.plans.runner.planner.reset = lambda seed: resets.append(seed) or reset(seed)
     simulated_arm.run(3)
     assert simulated_arm.loop.counts["handed_over"] == 2 and len(taken) > 4
-    assert resets == [3, 3, 3], "a residual's base forgets its chunk too; noise stays keyed by the episode"
+    assert resets[:3] == [3, 3, 3] and len(resets) == 4, (
+        "a residual's base forgets its chunk too; noise stays keyed by the episode"
+    )  # the last at its end
     for switch in (0.3, 0.6):
         assert not [t for t in taken if t[0] < switch - 1e-6 and t[1] > switch + 1e-6], "asked before, taken after"
 
@@ -200,7 +202,7 @@ def test_deploy_lets_an_operator_in_and_ends_when_told(keys, monkeypatch, capsys
     monkeypatch.setattr(teleoperated_sim, "TeleoperatedSim", script.make)
     config = DeployConfig(checkpoint=tmp_path, safety=WIDE, operator="keyboard", drive=Drive(episode_s=0.3),
                           record=tmp_path / "r")  # fmt: skip
-    done = list(in_process(Deployment(config, env, Policy(env, SLOW), "", (3, 4, 5), limits_of(config)[0])))
+    done = list(in_process(Deployment(config, env, Policy(env, SLOW), "", (3, 4, 5), limits_of(config)[0], "")))
     ended = keys[0][1] == "x"
     assert len(done) == (1 if ended else 3) == len(list((tmp_path / "r").glob("*.mcap")))
     assert [e.helped > 0 for e in done][:2] == ([True] if ended else [True, False])
