@@ -70,11 +70,12 @@ class ActionDecoder:
         Within, the commanded pose is the one after them. `q` [n] rad: where the arm is measured.
         """
         c, step = self.controller, self.last_step
-        kept = {k: getattr(c, k) for k in ("q", "pos", "yaw", "grip", "frame", "redirected", "intervened")}
+        kept = {k: getattr(c, k).copy() for k in ("q", "pos", "yaw", "grip", "redirected", "intervened")}
+        frame = c.frame
         try:
             yield [self.decode(action, q, profile).q for action in actions]
         finally:
-            self.last_step = step
+            self.last_step, c.frame = step, frame
             for key, value in kept.items():
                 setattr(c, key, value)
 

@@ -107,15 +107,16 @@ def connect(robot: Robot, wiring: LeRobotWiring, profile: Profile) -> tuple[Moto
     bus: Any = getattr(robot, "bus", None)
     units = units_of(bus, wiring)
     limited = within_calibration(profile, units, str(robot.id))
+    what = f"does not answer on {wiring.robot.get('port')!r}"
     try:
         bus.connect()  # before the class configures the motors, which turns their torque on
         fits = robot.is_calibrated
         bus.disconnect(disable_torque=False)
+        what = "the motors answer, but it or a camera of it cannot be connected"
         if fits:
             robot.connect(calibrate=False)
     except (ConnectionError, OSError, RuntimeError) as error:
-        said = " ".join(str(error).split())
-        raise WiringError(f"robot: does not answer on {wiring.robot.get('port')!r}: {said}") from error
+        raise WiringError(f"robot: {what}: {' '.join(str(error).split())}") from error
     if not fits:
         raise WiringError(
             f"calibration: the motors hold another one than {robot.calibration_fpath}: a motor was changed or "

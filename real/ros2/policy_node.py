@@ -114,6 +114,7 @@ class PolicyNode(LifecycleNode):
             *broken_claims(self.wiring, profile),
             *([] if parts.runtime.dry_run else unprotected(profile, self.wiring.tick_s)),
             *parts.problems(),
+            *parts.runtime.ended_by_keys(),
             *stream.arm.refusals(time.monotonic()),
         ]
         if found:

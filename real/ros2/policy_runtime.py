@@ -163,15 +163,19 @@ class PolicyRuntime:
         for camera in self.depths.values():
             camera.begin(seed)
         if self.process is not None and self.process.ended:
-            raise PlanningError(
-                "planner: its process has ended. Clean up and configure the node again, or start deploy again"
-            )
+            raise PlanningError("planner: its process has ended. Clean up and configure the node, or start deploy, again")
         if self.recorder is not None:
             policy_id = self.policy.ident if isinstance(self.policy, RemotePlanner) else self.policy_id
             self.recorder.begin(header_of(
                 chain, self.spec, self.chunks.buffer.spec, seed=seed, shadow=self.dry_run,
                 policy_id=policy_id, chunking=self.config.chunking,
             ))  # fmt: skip
+
+    def ended_by_keys(self) -> list[str]:
+        """List why the operator's keys let no more episodes begin, one sentence each."""
+        keys = self.teleoperator
+        why = "" if keys is None or not keys.over else "their source is gone" if keys.lost else "x ended all episodes"
+        return [f"keys: {why}. Clean up and configure the node again"] if why else []
 
     def end(self, success: bool | None, **outcome: object) -> None:
         """End the recording of an episode; `success` None: unknown."""

@@ -163,15 +163,19 @@ def test_a_state_older_than_the_control_step_is_moved_on_by_all_the_way_since():
     assert later.q == pytest.approx([0.4 * 0.08]), "without the time before `begin` it was 0.016"
 
 
-def test_to_look_ahead_leaves_the_commanded_pose_alone():
-    env = sim.make("reach", 1, joint_noise=0.0)
-    it = SimulatedArm(env, Drive(env, [0.0] * 5), settings=WIDE)
+@pytest.mark.parametrize("control", ["delta_pose", "joint_position"])
+def test_to_look_ahead_leaves_the_commanded_pose_alone(control):
+    env = sim.make("reach", 1, joint_noise=0.0, control=control)
+    it = SimulatedArm(env, Drive(env, [0.0] * env.spec.action.dim), settings=WIDE)
     it.begin(1)
     decoder, q = it.loop.decoder, it.arm.read().q
     before, step = decoder.commanded, decoder.last_step.copy()
-    action = np.array([0.002, 0.0, 0.0, 0.01, -1.0])
+    by_joints = control == "joint_position"  # so far that its pace is slowed
+    action = np.array([*(q + 0.3), -1.0]) if by_joints else np.array([0.002, 0.0, 0.0, 0.01, -1.0])
     with decoder.looking_ahead([action, action], q, it.chain.profile) as goals:
-        assert len(goals) == 2 and decoder.commanded.pos[0] == pytest.approx(before.pos[0] + 0.004, abs=1e-5)
+        assert len(goals) == 2 and not np.array_equal(decoder.commanded.pos, before.pos)
+        if not by_joints:
+            assert decoder.commanded.pos[0] == pytest.approx(before.pos[0] + 0.004, abs=1e-5)
     after = decoder.commanded
     assert all(np.array_equal(a, b) for a, b in zip(before, after, strict=True))
     assert np.array_equal(decoder.last_step, step)

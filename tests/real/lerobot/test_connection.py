@@ -81,6 +81,17 @@ def test_a_motor_that_does_not_answer_is_named(tmp_path):
         connect(rig.robot(), rig.wiring, PROFILE)
 
 
+def test_a_camera_that_cannot_be_opened_is_not_taken_for_the_port(tmp_path):
+    robot = (rig := Rig(tmp_path)).robot()
+
+    def connect_all(**_):
+        raise ConnectionError("Failed to open OpenCVCamera(0)")
+
+    robot.connect = connect_all
+    with pytest.raises(WiringError, match=r"motors answer, but .* camera .* cannot be connected: Failed to open"):
+        connect(robot, rig.wiring, PROFILE)
+
+
 @pytest.mark.parametrize(
     ("change", "expected"),
     [

@@ -74,7 +74,10 @@ class Toy:
 
     def __init__(self, wiring, recorder=None) -> None:
         self.wiring, self.recorder, self.told, self.pressed = wiring, recorder, [], []
-        self.press = self.pressed.append
+        self.press, self.ended = self.pressed.append, []
+
+    def ended_by_keys(self):
+        return self.ended
 
     def chain(self):
         dogs, profile = self.wiring.watchdogs, load_profile("panda", **FAST)
@@ -844,6 +847,9 @@ def test_keys_come_in_and_who_drives_goes_out(rig):
         and operator() == "t"
         and operator() is None
     )
+    assert rig.node.trigger_deactivate() == OK
+    rig.runtime.ended = ["keys: x ended all episodes"]
+    assert rig.node.trigger_activate() == NO and "keys: x ended all episodes" in rig.node.why, "it would never move"
 
 
 # -- Ctrl-C ---------------------------------------------------------------------------------------------------------

@@ -132,6 +132,18 @@ def runtime(monkeypatch, tmp_path):
         found.close()
 
 
+@pytest.mark.parametrize(("key", "why"), [("x", "x ended all episodes"), ("lost", "their source is gone")])
+def test_what_ends_all_episodes_is_named_where_the_next_is_to_begin(runtime, key, why):
+    found = runtime[0]()
+    found.teleoperator.command(0.0, None)
+    assert found.ended_by_keys() == []
+    found.press(key)
+    found.teleoperator.command(0.0, None)
+    found.teleoperator.start()
+    (said,) = found.ended_by_keys()
+    assert said == f"keys: {why}. Clean up and configure the node again"
+
+
 class Chained(Wire):
     """A line whose stream has the policy runtime's own chain."""
 
