@@ -163,7 +163,7 @@ class PolicyRuntime:
         for camera in self.depths.values():
             camera.begin(seed)
         if self.process is not None and self.process.ended:
-            raise PlanningError("planner: its process has ended. Configure the node again (after cleanup), or restart deploy")
+            raise PlanningError("planner: its process has ended. Clean up and configure the node, or restart deploy")
         if self.recorder is not None:
             policy_id = self.policy.ident if isinstance(self.policy, RemotePlanner) else self.policy_id
             self.recorder.begin(header_of(
