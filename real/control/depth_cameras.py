@@ -66,6 +66,17 @@ class JointLog:
         return np.asarray(self._q[k - 1] + (time - before) / (after - before) * (self._q[k] - self._q[k - 1]))
 
 
+class Moment(NamedTuple):
+    """When something was seen, and where the arm was then.
+
+    Attributes:
+        stamp: s of the arm's clock.
+    """
+
+    stamp: float
+    log: JointLog
+
+
 @dataclass(frozen=True, eq=False)
 class DepthPicture:
     """A depth image that came."""

@@ -32,6 +32,7 @@ class State:
     opening: float  # m between the pads
     torque: Array | None = None  # [n] N·m, external
     played: Array | None = None  # [n] rad, the newest control point that reached the arm, where it says so
+    stamp: float | None = None  # s of the arm's clock, where it says so
 
 
 class Robot(Protocol):

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -187,7 +188,7 @@ def run_live(
                 print(limits_in_force(session.profile), *not_claimed(session.profile), sep="\n", flush=True)
                 for number, seed in enumerate(config.seeds, 1):
                     prompt = f"Enter begins episode {number} of {config.episodes}, q ends: "
-                    if not _begun(session, seed, lambda prompt=prompt: ask(prompt)):
+                    if not _begun(session, seed, partial(ask, prompt)):
                         break
                     done.append(_episode(session, ask))
                     print(of_episode(done, config.episodes), flush=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,11 +16,12 @@ from robopolicy.core.errors import ConfigError, SpecError, closest
 from robopolicy.core.specs import PolicySpec
 from robopolicy.core.types import BASE_ACTION, POINTS, STATE, TASK, Obs
 from robopolicy.core.untrusted import refusing
-from robopolicy.real.control.depth_cameras import DepthCamera
+from robopolicy.real.control.depth_cameras import DepthCamera, Moment
 from robopolicy.real.control.joint_order import JointOrder
 from robopolicy.real.control.robots import State
 from robopolicy.real.control.state_forecast import ForecastState
 from robopolicy.real.ros2.wiring import Wiring
+from robopolicy.real.safety import SafetyError
 from robopolicy.real.safety.array_ops import Array
 from robopolicy.sim.env import SimEnv
 from robopolicy.sim.tasks.scene import fold
@@ -67,10 +69,11 @@ class Arrivals:
     def forget(self) -> None:
         """Drop all values and pictures."""
         self.features: Array | None = None  # in the order of `names`
+        self.moment: Moment | None = None  # at which they were seen, where that is known
         self.pictures: Obs = {}  # [1 3 H W], and clouds [1 P 3]
 
-    def take(self, names: Sequence[str], values: Sequence[float]) -> None:
-        """Named values.
+    def take(self, names: Sequence[str], values: Sequence[float], moment: Moment | None = None) -> None:
+        """Take named values, seen at `moment`; None: with the arm's newest state.
 
         Raises:
             SafetyError: one is missing, doubled or foreign. SpecError: one is not finite.
@@ -78,7 +81,7 @@ class Arrivals:
         found = self._order.arrange(names, values)
         if not np.isfinite(found).all():
             raise SpecError(f"features: {self.names[int(np.argmax(~np.isfinite(found)))]!r} is not finite")
-        self.features = found
+        self.features, self.moment = found, moment
 
     def take_image(self, key: str, picture: NDArray[np.uint8]) -> None:
         """Take a camera's newest picture [3 H W]."""
@@ -99,7 +102,8 @@ class Arrivals:
 class Observer(Arrivals):
     """Observations as in the simulator, by its own code: the arm's part from joints, the rest as it came.
 
-    For a forecast of the arm, the rest changes as it does with the arm in the simulator, and goes on at its speed.
+    For a forecast of the arm, the rest changes from when it was seen as it does with the arm in the simulator, and goes
+    on at its speed.
 
     Args:
         env: of the task; its controller decodes the actions too, since commanded poses are observed.
@@ -121,14 +125,25 @@ class Observer(Arrivals):
         if self.features is not None:
             values = torch.from_numpy(self.features).float()
             if isinstance(state, ForecastState):
-                values += (obs[STATE] - self._sense(state.measured)[STATE])[0, self._index]
+                then, since = self._then(state.measured)
+                values += (obs[STATE] - self._sense(then)[STATE])[0, self._index]
                 obs[STATE][0, self._index] = values
-                moved = obs[STATE][0].index_add(0, self._moves, state.ahead * obs[STATE][0, self._speeds])
+                moved = obs[STATE][0].index_add(0, self._moves, (state.ahead + since) * obs[STATE][0, self._speeds])
                 angles = fold(moved[self._angles].double().numpy(), self._periods)
                 moved[self._angles] = torch.from_numpy(angles).float()
                 values = moved[self._index]
             obs[STATE][0, self._index] = values
         return {**obs, **self.pictures}
+
+    def _then(self, measured: State) -> tuple[State, float]:
+        """Return the arm's state of when the features were seen, and s from then to `measured`."""
+        if self.moment is None or measured.stamp is None:
+            return measured, 0.0
+        try:
+            q = self.moment.log.at(self.moment.stamp)
+        except SafetyError:  # no states are as old, or none as new has come yet
+            return measured, 0.0
+        return replace(measured, q=q), measured.stamp - self.moment.stamp
 
     def _sense(self, state: State) -> Obs:
         """Return the simulator's observation with the arm in `state`, and all else as at the start."""

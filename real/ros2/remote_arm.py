@@ -117,7 +117,7 @@ class RemoteArm:
             if running:
                 self.chain.fault(str(error))
                 raise
-        self.newest, self.fresh = state, True
+        self.newest, self.fresh = replace(state, stamp=stamp), True
         self.log.take(stamp, state.q)
         self.hear("state", at)
 

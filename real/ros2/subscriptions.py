@@ -15,6 +15,7 @@ from sensor_msgs.msg import CompressedImage, Image, JointState
 from std_msgs.msg import Bool, String
 
 from robopolicy.core.errors import RobopolicyError
+from robopolicy.real.control.depth_cameras import Moment
 from robopolicy.real.control.joint_order import JointOrder
 from robopolicy.real.ros2 import messages
 from robopolicy.real.ros2.clock import StampError
@@ -39,7 +40,7 @@ class Inputs(CloudInputs, Protocol):
     cameras: dict[str, tuple[int, ...]]  # shapes (3, H, W) of the pictures that it needs, by feature
     press: Callable[[str], None] | None  # takes a human's keys, where a human may take over
 
-    def take(self, names: Sequence[str], values: Sequence[float], /) -> None: ...
+    def take(self, names: Sequence[str], values: Sequence[float], moment: Moment | None = None, /) -> None: ...
     def take_image(self, key: str, picture: NDArray[np.uint8], /) -> None: ...
 
 
@@ -222,7 +223,7 @@ class Subscriptions:
 
     def _on_features(self, message: JointState, at: float) -> None:
         self.arm.stamps["features"].take(stamp_of(message), at)
-        self.inputs.take(list(message.name), message.position)
+        self.inputs.take(list(message.name), message.position, Moment(stamp_of(message), self.arm.log))
         self.arm.hear("features", at)
 
     def _on_image(self, key: str, reader: ImageReader, message: Image | CompressedImage, at: float) -> None:

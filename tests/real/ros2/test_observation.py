@@ -11,6 +11,7 @@ pytest.importorskip("rclpy")
 from robopolicy import sim
 from robopolicy.core.errors import SpecError
 from robopolicy.core.types import STATE
+from robopolicy.real.control.depth_cameras import JointLog, Moment
 from robopolicy.real.control.robots import State
 from robopolicy.real.control.state_forecast import ForecastState
 from robopolicy.real.ros2.observation import Observer, feature_values, folded_elements, moving_elements
@@ -42,6 +43,30 @@ def test_a_forecast_of_the_arm_moves_what_is_seen_relative_to_it(speed):
     expected = env.sense(qpos, qvel)[0][STATE][0]
     assert torch.allclose(later, expected, atol=1e-5) and not torch.allclose(later, now, atol=1e-3)
     assert torch.equal(observer(state)[STATE], now[None]), "nothing of a forecast stays"
+
+
+@pytest.mark.parametrize("age", [0.0, 0.008, 0.05, 0.09])
+def test_features_that_are_older_than_the_state_are_forecast_from_when_they_were_seen(age):
+    """A cube that moves by itself, seen by a tracker that is late; the arm moves on meanwhile, and so does the tool."""
+    env, observer, qpos, qvel, _ = scene(speed=0.25)
+    home, qd = qpos[0, :7].copy(), np.array([0.25, 0.1, 0.0, -0.2, 0.0, 0.0, 0.1])
+    cube, log = qpos[0, env.at.q + 2], JointLog(1.0)
+
+    def at(t: float):
+        qpos[0, :7], qvel[0, :7] = home + qd * t, qd
+        qpos[0, env.at.q + 2] = cube + 0.25 * t
+        return env.sense(qpos, qvel)[0]
+
+    for stamp in np.arange(9.8, 10.0, 0.004):
+        log.take(stamp, home + qd * (stamp - 10.0))
+    log.take(10.0, home)
+    observer.take(observer.names, feature_values(env, at(-age)), Moment(10.0 - age, log))
+    now = State(home, qd, 0.08, stamp=10.0)
+    later = observer(ForecastState(home + 0.03 * qd, qd, 0.08, measured=now, ahead=0.03))[STATE][0]
+    assert torch.allclose(later, at(0.03)[STATE][0], atol=2e-4)
+    observer.take(observer.names, feature_values(env, at(-age)), Moment(4.0, log))  # as old as nothing that is known
+    lost = observer(ForecastState(home + 0.03 * qd, qd, 0.08, measured=now, ahead=0.03))[STATE][0]
+    assert torch.allclose(lost, later, atol=2e-4) == (age == 0.0)
 
 
 @pytest.mark.parametrize(("task", "names"), [("pick", {"cube", "cube_rel"}), ("push", {"block", "block_rel"}),
