@@ -10,6 +10,7 @@ from robopolicy.config.verb import Verb
 from robopolicy.core.errors import UsageError
 
 _RUNS = {"train": "run_dir", "quickstart": "out"}  # verbs that own a directory with one config for life
+_WRITTEN = ("run_dir", "out", "record")  # keys of the folder that a verb writes to
 # Verbs that check their paths themselves: pipeline after the keys of its stages; in arm new `base` is a link.
 CHECKS_PATHS = frozenset({"pipeline", "arm new"})
 
@@ -22,23 +23,29 @@ def call(verb: Verb, config: dict[str, Any]) -> Any:
     from robopolicy.config.compose import check_paths
     from robopolicy.config.instantiate import arguments_for
 
+    if empty := [key for key in _WRITTEN if config.get(key) == ""]:
+        raise UsageError(f"{empty[0]}: is empty. Give a folder")
     if verb.name not in CHECKS_PATHS:
         check_paths(config)
     function = verb.load()
     arguments = arguments_for(function, config, f"`{verb.name}`", UsageError)
-    folder = next((arguments[k] for k in ("run_dir", "out", "record") if isinstance(arguments.get(k), Path)), Path())
+    key = next((k for k in _WRITTEN if isinstance(arguments.get(k), Path)), None)
+    if key is not None and arguments[key] == Path():  # the current folder, by its name
+        arguments[key] = arguments[key].resolve()
     if "WORLD_SIZE" in os.environ:
         from robopolicy.utils import ranks
 
         if ranks.expected() > 1:
             return _call_rank(verb, function, arguments, config)
-    if folder == Path():  # nothing is written; the import below takes seconds
+    if key is None:  # nothing is written; the import below takes seconds
         return function(**arguments)
     from robopolicy.runs.run_dir import has_checkpoint, has_stage, open_run, removed_if_nothing_came
+    from robopolicy.runs.sweep_job import check_no_sweep
 
-    with removed_if_nothing_came(folder):
+    with removed_if_nothing_came(arguments[key]):
         if verb.name not in _RUNS:
             return function(**arguments)
+        check_no_sweep(arguments[_RUNS[verb.name]])
         begun = has_stage if verb.name == "quickstart" else has_checkpoint
         with open_run(arguments[_RUNS[verb.name]], config, begun=begun):
             return function(**arguments)

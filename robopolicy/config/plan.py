@@ -134,7 +134,10 @@ def plan_call(
                 except ValueError as error:  # pydantic's errors are such
                     shown = "null" if value is None else f"{value!r} ({type(value).__name__})"
                     expected = describe(parameter.annotation)
-                    found.append(f"{at}: expected {expected}, found {shown}{_near(error, parameter.annotation)}")
+                    hint = _near(error, parameter.annotation)
+                    if parameter.takes_node:
+                        hint = f". Set its keys one by one: {at}.<key>=<value>"
+                    found.append(f"{at}: expected {expected}, found {shown}{hint}")
         missing = frozenset() if others is None else plan.known.required.difference(given, others)
         found += [f"{join(here, key)}: needs a value ({describe(parameter.annotation)}), required by {taker}"
                   for key, parameter in plan.known.known.items() if key in missing]  # fmt: skip

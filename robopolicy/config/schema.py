@@ -67,7 +67,7 @@ class Parameter(NamedTuple):
     Args:
         annotation: `Any` where unknown.
         default: `inspect.Parameter.empty` where the keyword is required.
-        adapter: validates plain values; None where the annotation has no schema.
+        adapter: validates plain values, beside nodes; None where the annotation has no schema.
         takes_node: the annotation is `Node`, or a union that contains it.
         takes_bool: whether true and false fit; pydantic would read them as numbers.
         group: the dataclass that the annotation names, or its description.
@@ -143,8 +143,11 @@ def with_adapters(known: Mapping[str, Parameter], anything: bool) -> Signature:
         origin, adapter = typing.get_origin(annotation), None
         members = typing.get_args(annotation) if origin in (typing.Union, types.UnionType) else (annotation,)
         bare = [typing.get_args(a)[0] if typing.get_origin(a) is Annotated else a for a in members]
-        takes_node = _NODE in [m for a in members for m in getattr(a, "__metadata__", ())]
-        if annotation is not Any and not takes_node:
+        others = tuple(a for a in members if _NODE not in getattr(a, "__metadata__", ()))
+        takes_node = len(others) < len(members)
+        if takes_node:
+            adapter = pydantic.TypeAdapter(typing.Union[others] if others else _NOTHING)  # noqa: UP007
+        elif annotation is not Any:
             for config in (_CONFIG, None):  # dataclasses refuse a config
                 try:
                     adapter = pydantic.TypeAdapter[Any](annotation, config=config)

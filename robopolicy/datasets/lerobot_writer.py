@@ -19,7 +19,7 @@ from numpy.typing import ArrayLike, NDArray
 from robopolicy.core.errors import DataError, closest
 from robopolicy.core.types import ENV_STATE, IMAGES, STATE, TASK, ActionSpec, Feature
 from robopolicy.datasets.lerobot_compat import check_column, hold_interrupts, lerobot_feature, skip_image_embedding
-from robopolicy.datasets.metadata import SEED, RecordingMeta
+from robopolicy.datasets.metadata import SEED, RecordingMeta, check_free
 
 OUTCOME = {"next.reward": "float32", "next.done": "bool", "next.truncated": "bool", "next.success": "bool"}
 _CRF = 20  # video quality of LeRobot's default codec (AV1); lower is better, LeRobot's own default is 30
@@ -48,7 +48,8 @@ class DatasetWriter:
             this recording is complete or has more episodes.
 
     Raises:
-        DataError: `path` exists, 1/dt is not whole, a feature that LeRobot cannot store.
+        DataError: `path` exists and is not to be replaced, or is no dataset; 1/dt is not whole, a feature that LeRobot
+            cannot store.
     """
 
     def __init__(
@@ -65,8 +66,7 @@ class DatasetWriter:
         begun: int = 0,
     ) -> None:
         self.path, self.begun = Path(path), begun
-        if self.path.exists() and not (overwrite or begun):
-            raise DataError(f"{self.path}: exists already. Choose another path, or replace it with overwrite=true.")
+        check_free(self.path, replaced=overwrite or bool(begun))
         fps = round(1.0 / dt) if dt > 0 and math.isfinite(1.0 / dt) else 0
         if not abs(fps * dt - 1.0) <= 1e-6:
             raise DataError(f"dt: LeRobot stores whole frames per second; expected 1/n seconds, found {dt}")

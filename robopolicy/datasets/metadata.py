@@ -115,3 +115,15 @@ def _total(root: Path, key: str) -> int:
     if not isinstance(count, int) or isinstance(count, bool) or count < 0:
         raise DataError(f"{file}: {key}: expected a whole number, found {count!r}. Restore it from a copy.")
     return count
+
+
+def check_free(path: Path, *, replaced: bool) -> None:
+    """Raise DataError unless a dataset may be written to `path`; `replaced`: in place of one that lies there."""
+    if not path.exists() or (path.is_dir() and not any(path.iterdir())):
+        return
+    if not (path / "meta" / "info.json").is_file() or any(
+        (path / name).exists() for name in ("checkpoints", "config.yaml")
+    ):
+        raise DataError(f"{path}: exists already and is no dataset. Choose another path.")
+    if not replaced:
+        raise DataError(f"{path}: exists already. Choose another path, or replace it with overwrite=true.")

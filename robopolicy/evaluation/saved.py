@@ -22,7 +22,7 @@ Split = Literal["test", "validation"]
 def evaluated_rows(
     policy: Policy, env: VecEnv, ref: PolicyRef, called: str, episodes: int, split: Split, deterministic: bool
 ) -> EpisodeTable:
-    """Evaluate, or load the rows on disk of the same weights, task, seeds, settings and code."""
+    """Evaluate, or load the rows on disk of the same weights, task, seeds, settings and code; also fewer of them."""
     file = ref.out / f"{joined('episodes', called)}.csv"
     seeds = episode_seeds(split, 0, episodes)
     if file.is_file():
@@ -31,12 +31,12 @@ def evaluated_rows(
         except DataError as error:
             raise DataError(f"{error}; remove {file} first") from None
         wanted = {"policy": {ref.ident}, "digest": {env.spec.digest}, "deterministic": {deterministic}}
-        if rows.seeds == seeds.tolist() and all(set(rows.frame[k]) == v for k, v in wanted.items()):
+        if rows.seeds[:episodes] == seeds.tolist() and all(set(rows.frame[k]) == v for k, v in wanted.items()):
             found = set(rows.frame["version"])
             if found == {version()}:
                 if "dirty" in version():
                     print(f"{file.name}: reused; {version()} has uncommitted changes, remove the file if they matter")
-                return rows
+                return EpisodeTable(rows.frame.head(episodes))
             print(f"{file.name}: is of code {', '.join(sorted(found))}, this is {version()}: evaluated again")
     try:  # an unusable folder fails before the evaluation
         ref.out.mkdir(parents=True, exist_ok=True)

@@ -66,6 +66,9 @@ class _Config(_Read):
     seed: int | None = None
 
 
+_EVALUATED = ("episodes*.csv", "episodes*.parquet", "comparison*.json", "videos")
+
+
 def has_checkpoint(run_dir: Path) -> bool:
     """Return whether a training has a checkpoint to resume from."""
     return bool(checkpoints_in(run_dir / "checkpoints"))
@@ -148,10 +151,15 @@ def _forget(run_dir: Path) -> None:
     """Remove the files of a run without results; the next run may have another config.
 
     Raises:
-        ConfigError: there is a config.yaml without provenance: the folder belongs to another program.
+        ConfigError: no run of ours wrote the config.yaml; or there are evaluations of weights that are gone.
     """
     if read_config(run_dir) is None:
         return
+    if left := sorted(path.name for pattern in _EVALUATED for path in run_dir.glob(pattern)):
+        raise ConfigError(
+            f"run_dir={run_dir}: has no checkpoint any more, and {left[0]} is of weights that are gone. Give a new "
+            "folder, or remove this one"
+        )
     if not (run_dir / PROVENANCE).exists():
         raise ConfigError(f"run_dir={run_dir}: holds a {CONFIG} that no run of robopolicy wrote. Give a new folder.")
     (run_dir / PROVENANCE).unlink()

@@ -55,6 +55,12 @@ def read_job(run_dir: Path) -> JobState | None:
     return checked(JobState, read_json(path, error=ConfigError), str(path), error=ConfigError)
 
 
+def check_no_sweep(run_dir: Path) -> None:
+    """Raise ConfigError where `run_dir` is the folder of a sweep, which one run would make unusable."""
+    if any(run_dir.glob(f"*/{JOB}")):
+        raise ConfigError(f"run_dir={run_dir}: is the folder of a sweep. Give a new one, or repeat it with --multirun")
+
+
 def is_finished(run_dir: Path, config: dict[str, Any]) -> bool:
     """Return whether a job ended with this very config, tracker and path apart; one with more steps has not.
 

@@ -201,6 +201,9 @@ def test_rows_of_other_code_are_not_reused_silently(
     monkeypatch.setattr(rollout, "evaluate", counted)
     look("1+ga")
     assert "episodes.csv" not in look("1+ga") and len(evaluated) == 1
+    fewer = eval.evaluate(checkpoint=runs[0], episodes=2, videos=0)
+    assert len(evaluated) == 1 and len(fewer) == 2, "the first of the same"
+    assert len(EpisodeTable.load(runs[0] / "episodes.csv")) == 3, "which stay"
     assert "episodes.csv: is of code 1+ga, this is 1+gb: evaluated again" in look("1+gb")
     assert len(evaluated) == 2 and set(EpisodeTable.load(runs[0] / "episodes.csv").frame["version"]) == {"1+gb"}
     look("1+gb.dirty")

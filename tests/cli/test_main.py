@@ -11,6 +11,10 @@ import pytest
 
 from robopolicy.cli import main as cli
 from robopolicy.cli.main import main
+from robopolicy.core.errors import ConfigError
+from robopolicy.datasets.lerobot_writer import DatasetWriter
+from robopolicy.runs.run_dir import open_run
+from tests.datasets.conftest import ACTION, OBSERVATION, episode
 
 
 def test_mistakes_of_a_command_line_are_listed_together(capsys: pytest.CaptureFixture[str]) -> None:
@@ -52,6 +56,33 @@ def test_a_failed_start_does_not_stand_in_the_way_of_the_corrected_one(
     for name in ("typo", "corrected"):
         assert main(["train", "algo=bc", f"dataset={tmp_path / name}", f"run_dir={tmp_path / 'r'}"]) == 1
         assert f"{name}: no dataset here" in capsys.readouterr().err
+
+
+def test_an_empty_folder_s_name_is_refused_and_the_current_folder_is_a_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["train", "algo=bc", "dataset=d", "run_dir="]) == 2
+    assert "run_dir: is empty. Give a folder" in capsys.readouterr().err
+    with DatasetWriter("d", observation=OBSERVATION, action=ACTION, dt=0.1, tasks=("pick", "push")) as writer:
+        writer.add_episode(**episode(0, 5))
+    train = ["train", "algo=bc", "policy=gaussian", "dataset=d", "loop.steps=2", "tracker=quiet", "threads=1"]
+    assert main([*train, "run_dir=."]) == 0
+    assert {"config.yaml", "provenance.json", "checkpoints"} <= {p.name for p in tmp_path.iterdir()}
+    assert main([*train, "run_dir=.", "seed=7"]) == 1
+    assert "was begun with another config" in capsys.readouterr().err
+    (tmp_path / "sweep" / "seed_0").mkdir(parents=True)
+    (tmp_path / "sweep" / "seed_0" / "job.json").write_text("{}")
+    assert main([*train, "run_dir=sweep"]) == 1
+    assert "run_dir=sweep: is the folder of a sweep" in capsys.readouterr().err
+
+
+def test_evaluations_of_weights_that_are_gone_keep_another_run_from_their_folder(tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text("seed: 0\n")
+    for name in ("provenance.json", "episodes.csv"):
+        (tmp_path / name).write_text("{}")
+    with pytest.raises(ConfigError, match=r"no checkpoint any more, and episodes\.csv is of weights that are gone"):
+        open_run(tmp_path, {"seed": 1}).__enter__()
 
 
 def failing(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:

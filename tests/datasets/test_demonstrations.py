@@ -120,7 +120,13 @@ def test_too_few_successes(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"succeeded in (\d+) of 7 episodes of point.*100 were asked for"):
         record_demos(env=PointEnv(4), expert=PointExpert(4), episodes=100, out=tmp_path / "d", max_attempts=7)
     assert not RecordingMeta.load(tmp_path / "d").complete
-    assert load_episodes(tmp_path / "d").num_episodes > 0, "what was found is kept"
+    found = load_episodes(tmp_path / "d").num_episodes
+    assert found > 0, "what was found is kept"
+    record_demos(env=PointEnv(4), expert=PointExpert(4), episodes=1, out=tmp_path / "d", run_seed=3, overwrite=True)
+    with pytest.raises(DataError, match=r"found are beside .*d, which is as it was"):
+        record_demos(env=PointEnv(4), expert=PointExpert(4), episodes=100, out=tmp_path / "d", max_attempts=7,
+                     overwrite=True)  # fmt: skip
+    assert (recorded(tmp_path / "d"), num_episodes(tmp_path / "d")) == ("whole", 1)
 
 
 def test_none_at_all(tmp_path: Path) -> None:

@@ -113,6 +113,20 @@ def test_existing_datasets_are_replaced_only_on_demand_and_only_when_complete(tm
     assert load_episodes(tmp_path / "a").lengths.tolist() == [9]
     assert sorted(p.name for p in tmp_path.iterdir()) == ["a"]
 
+    for name in ("thesis", "run"):
+        (tmp_path / name / "meta").mkdir(parents=True)
+    (tmp_path / "thesis" / "thesis.tex").touch()
+    for file in ("config.yaml", "meta/info.json"):
+        (tmp_path / "run" / file).touch()
+    for name in ("thesis", "run"):
+        with pytest.raises(DataError, match=r"exists already and is no dataset\. Choose another path"):
+            writer(tmp_path / name, overwrite=True)
+        shutil.rmtree(tmp_path / name)
+    (tmp_path / "empty").mkdir()
+    with writer(tmp_path / "empty") as w:
+        w.add_episode(**episode(1, 3))
+    assert load_episodes(tmp_path / "empty").lengths.tolist() == [3]
+
     def interrupted() -> None:
         with writer(tmp_path / "a", overwrite=True) as w:
             w.add_episode(**episode(2, 2))

@@ -12,9 +12,11 @@ from robopolicy.core.errors import DataError
 from robopolicy.datasets.lerobot_writer import DatasetWriter
 from robopolicy.evaluation.mp4 import Mp4Writer
 from robopolicy.evaluation.video import INDEX
+from robopolicy.policies.find import policy_digest
 from robopolicy.reporting.html_report import films, write_report
 from robopolicy.reporting.run_reader import Video, read_run
 from robopolicy.utils.provenance import write_provenance
+from robopolicy.utils.storage import MANIFEST
 from tests.datasets.conftest import ACTION, OBSERVATION, episode
 from tests.evaluation.points import make_rows
 
@@ -135,7 +137,7 @@ def test_films_are_bounded_in_size(tmp_path):
 
 def test_whatever_is_missing_is_said(tmp_path):
     empty = tmp_path / "empty"
-    empty.mkdir()
+    (empty / "checkpoints").mkdir(parents=True)
     page = Page(write_report(empty, tmp_path / "r.html"))
     assert "No evaluated episodes yet" in page.text
     for piece in ("config.yaml", "spec.json", "metrics.jsonl", "provenance.json", "episodes*.csv", "videos/"):
@@ -145,6 +147,24 @@ def test_whatever_is_missing_is_said(tmp_path):
     assert [m for m in read_run(empty).missing if "digest" in m or "JSON object" in m] != []
     with pytest.raises(DataError, match="no such run directory"):
         write_report(tmp_path / "nowhere", tmp_path / "r.html")
+    with pytest.raises(DataError, match=r"is no run directory, which holds config\.yaml, "):
+        write_report(tmp_path, tmp_path / "r.html")
+
+
+def test_rows_of_weights_that_are_gone_are_set_aside(tmp_path):
+    """Also where the run was renamed, or its checkpoints were removed and it was trained again."""
+    run = tmp_path / "renamed"
+    policy = run / "checkpoints" / "step_0000000300" / "policy"
+    policy.mkdir(parents=True)
+    for name in (MANIFEST, "policy.json"):
+        (policy / name).write_text("{}")
+    digest = policy_digest(policy)[:12]
+    for played, aside in ((f"step_0000000150@{digest}", True), ("step_0000000300@0123456789ab", True),
+                          (f"step_0000000300@{digest}", False), ("step_0000000300", False)):  # fmt: skip
+        make_rows([True, False], policy=f"before/{played}").save(run / "episodes.csv")
+        found = read_run(run)
+        assert found.evaluations[0].aside == aside, played
+        assert any("than the newest. Evaluate again" in text for text in found.missing) == aside
 
 
 def test_one_evaluation_alone(tmp_path):
