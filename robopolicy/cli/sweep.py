@@ -109,16 +109,19 @@ def _check_begun(job: SweepJob, jobs: Sequence[Values]) -> None:
     Raises:
         ConfigError: names the first run that began with other settings, and the keys.
     """
-    refused: dict[str, ConfigError] = {}
-    for values in jobs:
+    from robopolicy.runs.sweep_job import others_in
+
+    refused, folder = dict[str, ConfigError](), job.folder
+    checked = [*jobs, *others_in(job.folder, jobs)[:1]]  # all of those have the same settings
+    for values in checked:
         try:
             job.check(values)
         except ConfigError as error:
-            refused[job.names[ident(values)]] = error
+            refused[job.run_dir(values).name] = error
     if refused:
         name, why = next(iter(refused.items()))
         raise ConfigError(
-            f"{len(refused)} of {len(jobs)} runs in {job.folder} began with other settings, and nothing was started. "
+            f"{len(refused)} of {len(checked)} runs in {folder} began with other settings, and nothing was started. "
             f"The first is {name}: {why}\nTo train these runs again, remove their folders."
         )
 

@@ -59,7 +59,7 @@ class SweepJob:
             registry.allow(module)
         if self.found.optimises:  # its jobs are not known at the start
             self.check(values)
-        run_dir = self._run_dir(values)
+        run_dir = self.run_dir(values)
         name, config = run_dir.name, self._config(values)
         if "group" in (tracker := config.get("tracker") or {}) and tracker["group"] is None:
             tracker["group"] = self.folder.resolve().name
@@ -91,7 +91,7 @@ class SweepJob:
         """
         from robopolicy.runs.run_dir import check_same, has_checkpoint, read_config
 
-        run_dir = self._run_dir(values)
+        run_dir = self.run_dir(values)
         try:
             begun = has_checkpoint(run_dir) and read_config(run_dir) is not None
         except (RobopolicyError, OSError):
@@ -99,13 +99,14 @@ class SweepJob:
         if begun:
             check_same(run_dir, self._config(values))
 
-    def _run_dir(self, values: Values) -> Path:
+    def run_dir(self, values: Values) -> Path:
+        """Return the run directory of a job."""
         from robopolicy.runs.sweep_job import run_names
 
         return self.folder / (self.names.get(ident(values)) or run_names([values])[0])
 
     def _config(self, values: Values) -> dict[str, Any]:
-        texts, settings = self.found.overrides(values), {"run_dir": self._run_dir(values)}
+        texts, settings = self.found.overrides(values), {"run_dir": self.run_dir(values)}
         return compose(self.verb, texts, settings=settings, config_dirs=self.config_dirs)
 
     def _train(self, run_dir: Path, values: Values, config: dict[str, Any]) -> JobState:

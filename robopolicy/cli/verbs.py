@@ -16,8 +16,8 @@ VERBS = {
             "demos",
             "record demonstrations of a scripted expert as a LeRobot dataset",
             "robopolicy.cli.demos:demos",
-            "Finished demonstrations are kept as an incomplete dataset, unless a whole one was to be replaced, "
-            "which is as it was; the same command records them again and replaces it",
+            "Finished demonstrations, if any, are kept as an incomplete dataset, unless a whole one was to be "
+            "replaced, which is as it was; the same command records them again and replaces it",
         ),
         Verb(
             "teleop",

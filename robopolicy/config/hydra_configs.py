@@ -57,13 +57,15 @@ def hydra_config(verb: str, overrides: Sequence[str], config_dirs: Sequence[Path
     from omegaconf.errors import OmegaConfBaseException
     from yaml import YAMLError
 
+    at = ""
     groups, values = read_overrides(overrides, group_files(config_dirs))
     folders = tuple(f"file://{Path(d).resolve()}" for d in config_dirs)
     try:
         config = _compose(verb, tuple(groups), folders)[0]
         config = copy.deepcopy(config) if values else config  # the copy takes longer than the rest
-        for text in values:
-            _set_value(config, text)
+        for at in values:
+            _set_value(config, at)
+        at = ""
         return cast(dict[str, Any], OmegaConf.to_container(config, resolve=True))
     except (HydraException, OmegaConfBaseException, YAMLError) as error:
         with contextlib.suppress(HydraException, YAMLError):  # the fault is a file's, not the command's
@@ -71,7 +73,8 @@ def hydra_config(verb: str, overrides: Sequence[str], config_dirs: Sequence[Path
         text = _reason(error).replace("Ambiguous value for argument", "several values given in")
         if "several values" in text:
             text += _SEVERAL
-        raise UsageError(f"config: {text}") from error
+        where = f"{at.lstrip('+')}: " if at and isinstance(error, OmegaConfBaseException) else ""
+        raise UsageError(f"config: {where}{text}") from error
 
 
 def choices(verb: str, overrides: Sequence[str] = (), folders: tuple[str, ...] = ()) -> dict[str, Any]:

@@ -48,8 +48,7 @@ class DatasetWriter:
             this recording is complete or has more episodes.
 
     Raises:
-        DataError: `path` exists and is not to be replaced, or is no dataset; 1/dt is not whole, a feature that LeRobot
-            cannot store.
+        DataError: `path` is not free, see check_free; 1/dt is not whole, a feature that LeRobot cannot store.
     """
 
     def __init__(
@@ -82,7 +81,11 @@ class DatasetWriter:
         self._root = self._temporary / self.path.name
         self._videos = [k for k in self.observation if k.startswith(IMAGES)]
         self._repeats_state = STATE in self.observation and not self._videos and ENV_STATE not in self.observation
-        self._dataset = self._create(fps)
+        try:
+            self._dataset = self._create(fps)
+        except BaseException:  # an interrupt too: nothing was recorded
+            shutil.rmtree(self._temporary, ignore_errors=True)
+            raise
 
     def _create(self, fps: int) -> Any:
         from lerobot.configs import RGBEncoderConfig

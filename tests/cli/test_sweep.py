@@ -116,6 +116,11 @@ def test_another_setting_is_refused_before_a_job_begins_and_finished_runs_stay_s
     assert "2 of 6 runs in sweep began with other settings, and nothing was started" in said
     assert f"The first is {ALL[0]}: " in said and "n_action_steps: was " in said
     assert trainings.runs == [] and all(read_job(Path("sweep") / name).state == "finished" for name in ALL)
+    new = [text.replace("seed=0,1", "seed=2,3") for text in COMMAND]
+    assert main([*new, "run_dir=sweep", "n_action_steps=3"]) == 1
+    said = capsys.readouterr().err
+    assert f"1 of 5 runs in sweep began with other settings, and nothing was started. The first is {ALL[0]}: " in said
+    assert trainings.runs == [], "runs beside others of the same names have their settings"
     assert main([*more, "run_dir=sweep"]) == 0
     assert trainings.runs == ["algo.lr_0.1-seed_2", "algo.lr_0.2-seed_2"]
 

@@ -137,6 +137,7 @@ def test_settings_are_python_values(tmp_path: Path) -> None:
         (["loop.steps=1.5"], r"^loop\.steps: expected int ≥ 1, found 1\.5"),
         (["seed=true"], r"^seed: expected int, found True"),
         (["loop=20"], r"^loop: expected config node, found 20 \(int\)\. Set its keys one by one: loop\.<key>=<value>$"),
+        (["loop=[1]"], r"^config: loop=\[1\]: Cannot merge DictConfig with ListConfig"),
         (["loop=null"], r"^loop: expected config node, found null"),
         (["tracker=[1]"], r"^tracker"),
         (["policy.prediction=eps"], r"^policy\.prediction: expected 'epsilon' \| 'sample' \| 'v_prediction'"),

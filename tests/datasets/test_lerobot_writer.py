@@ -122,6 +122,12 @@ def test_existing_datasets_are_replaced_only_on_demand_and_only_when_complete(tm
         with pytest.raises(DataError, match=r"exists already and is no dataset\. Choose another path"):
             writer(tmp_path / name, overwrite=True)
         shutil.rmtree(tmp_path / name)
+    create = DatasetWriter._create
+    DatasetWriter._create = lambda *_: signal.raise_signal(signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt):
+        writer(tmp_path / "b")
+    DatasetWriter._create = create
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["a"], "an interrupt before the first episode leaves nothing"
     (tmp_path / "empty").mkdir()
     with writer(tmp_path / "empty") as w:
         w.add_episode(**episode(1, 3))
