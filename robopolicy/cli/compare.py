@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from robopolicy.config.schema import Count, Device, Natural, Node
+from robopolicy.core.command_line import argument
 from robopolicy.core.errors import ConfigError
 from robopolicy.evaluation import compare as comparing
 from robopolicy.evaluation import video
@@ -138,7 +139,8 @@ def _compare_pair(
             count=videos, deterministic=deterministic,
         ))  # fmt: skip
     if place_b.run is not None:
-        print(f"rows and comparison are in {place_b.out}; to look at them: robopolicy report run_dir={place_b.run}")
+        look = f"robopolicy report {argument('run_dir', place_b.run)}"
+        print(f"rows and comparison are in {place_b.out}; to look at them: {look}")
     return result, rows_a, rows_b
 
 

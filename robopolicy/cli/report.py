@@ -8,6 +8,7 @@ from typing import Any
 
 from robopolicy.config.instantiate import build
 from robopolicy.config.schema import Count, Node, Positive
+from robopolicy.core.command_line import argument
 from robopolicy.core.errors import ConfigError, DataError, RobopolicyError
 from robopolicy.core.untrusted import read_json
 from robopolicy.reporting.html_report import write_report
@@ -47,7 +48,7 @@ def report(
     if recordings := [run for run in runs if run.is_dir() and any(run.glob("*.mcap"))]:
         raise ConfigError(
             f"run_dir={recordings[0]}: expected the folder of a training run, found recordings of a deployment. "
-            f"`robopolicy replay recording={recordings[0]}` reports on them"
+            f"`robopolicy replay {argument('recording', recordings[0])}` reports on them"
         )
     if out is None and (runs[0] / STAGES).is_file():
         raise ConfigError(

@@ -15,6 +15,7 @@ from robopolicy.config.compose import check_paths, compose
 from robopolicy.config.sweep_task import STOP, Values
 from robopolicy.config.sweeps import Sweep, launch, read_sweep
 from robopolicy.config.verb import Verb
+from robopolicy.core.command_line import argument
 from robopolicy.core.errors import ConfigError, RobopolicyError, UsageError
 
 _VERB = "train"  # the verb whose runs can be swept
@@ -180,7 +181,7 @@ def _summary(folder: Path, names: list[str], failure: str) -> int:
     if not names and (scored := {name: success for name, success in good.items() if success is not None}):
         best = max(scored, key=scored.__getitem__)
         print(f"highest success in the last evaluation of training: {100 * scored[best]:.1f}%, {best}")
-    print(f"their page: robopolicy report run_dir={folder}")
+    print(f"their page: robopolicy report {argument('run_dir', folder)}")
     if failure and not bad:
         raise RobopolicyError(f"the sweep ended early: {failure}. The same command goes on")
     if bad:

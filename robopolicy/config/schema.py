@@ -146,7 +146,8 @@ def with_adapters(known: Mapping[str, Parameter], anything: bool) -> Signature:
         others = tuple(a for a in members if _NODE not in getattr(a, "__metadata__", ()))
         takes_node = len(others) < len(members)
         if takes_node:
-            adapter = pydantic.TypeAdapter(typing.Union[others] if others else _NOTHING)  # noqa: UP007
+            kind: Any = typing.Union[others] if others else _NOTHING  # noqa: UP007
+            adapter = pydantic.TypeAdapter(kind)
         elif annotation is not Any:
             for config in (_CONFIG, None):  # dataclasses refuse a config
                 try:

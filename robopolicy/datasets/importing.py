@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 import pydantic
 
+from robopolicy.core.command_line import argument
 from robopolicy.core.errors import ConfigError, DataError
 from robopolicy.core.types import ActionSpec
 from robopolicy.core.untrusted import checked, read_yaml
@@ -180,7 +181,8 @@ def _report(
     limits = "Limits are those of the data: give action.low and action.high of the arm before you train. "
     print(f"{limits if 'low' in inferred else ''}A wrong fact is replaced by its key: "
           f"{command(path, None, [])} action.<fact>=…\n"
-          f"Next: robopolicy data check dataset={path}; robopolicy train dataset={path} run_dir=runs/bc")  # fmt: skip
+          f"Next: robopolicy data check {argument('dataset', path)}; robopolicy train {argument('dataset', path)} "
+          "run_dir=runs/bc")  # fmt: skip
 
 
 def _shown(value: Any) -> str:

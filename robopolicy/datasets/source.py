@@ -10,6 +10,7 @@ from typing import Any
 
 import pydantic
 
+from robopolicy.core.command_line import argument
 from robopolicy.core.errors import DataError, closest
 from robopolicy.core.specs import check_action_spec
 from robopolicy.core.types import ENV_STATE, POINTS, TASK, ActionSpec, Feature
@@ -21,7 +22,7 @@ from robopolicy.datasets.metadata import META_FILE, RESTORE, RecordingMeta
 INFO_FILE = Path("meta") / "info.json"
 OLD = "v2.1"  # the format that `data import` converts
 _GIVE_SPEC = (
-    "Nothing says what its actions mean. Say it once: `robopolicy data import dataset={root}` infers what it can and "
+    "Nothing says what its actions mean. Say it once: `robopolicy data import {dataset}` infers what it can and "
     "asks for the rest. In Python pass action_spec= whenever it is loaded; docs/bring_your_own/dataset.md shows how."
 )
 _COUNTERS = {"timestamp", "frame_index", "episode_index", "index", "task_index"}  # LeRobot's columns of every dataset
@@ -142,8 +143,8 @@ def _read_info(path: Path) -> tuple[Info, frozenset[str], list[Defect]]:
     file = path / INFO_FILE
     if str(path).startswith("hub:"):
         raise DataError(
-            f"dataset={path}: is not on this machine. Fetch it: robopolicy data import dataset={path} "
-            f"out=data/{path.name.partition('@')[0]}"
+            f"dataset={path}: is not on this machine. Fetch it: robopolicy data import {argument('dataset', path)} "
+            f"{argument('out', f'data/{path.name.partition("@")[0]}')}"
         )
     if not file.exists():
         killed = sorted(path.parent.glob(f".{path.name}.recording-*"))
@@ -158,7 +159,7 @@ def _read_info(path: Path) -> tuple[Info, frozenset[str], list[Defect]]:
     if isinstance(version, str) and not version.startswith("v3."):
         how = f"First to {OLD}, by the converter of an older LeRobot"
         if version == OLD:
-            how = f"robopolicy data import dataset={path} out={path}_v3"
+            how = f"robopolicy data import {argument('dataset', path)} {argument('out', f'{path}_v3')}"
         raise DataError(f"{path}: LeRobot format {version}, expected v3.x. Convert it: {how}")
     try:
         return Info.model_validate(data), frozenset(), []
@@ -210,7 +211,7 @@ def resolve_action_spec(source: DatasetInfo, given: ActionSpec | None) -> Action
     if not column.is_number:
         raise DataError(f"{source.root}: action: expected numbers, found dtype {column.dtype!r}")
     if spec is None:
-        how = _GIVE_SPEC.format(root=source.root)
+        how = _GIVE_SPEC.format(dataset=argument("dataset", source.root))
         raise DataError(f"{source.root}: action_spec is missing. {how} Its action names are {column.names}.")
     if column.shape != (spec.dim,):
         raise DataError(

@@ -10,7 +10,7 @@ from robopolicy.core.errors import CheckpointError
 from robopolicy.core.specs import PolicySpec
 from robopolicy.core.untrusted import pointed, read_bytes, read_json
 from robopolicy.policies.lerobot.find import HUB, download, find_lerobot, fingerprint
-from robopolicy.utils.storage import MANIFEST, PICKLES, refuse_pickle
+from robopolicy.utils.storage import MANIFEST, PICKLES, checkpoints_in, refuse_pickle
 
 
 def find_policy(path: Path | str, *, which: Literal["latest", "best"] = "latest") -> Path:
@@ -33,10 +33,7 @@ def find_policy(path: Path | str, *, which: Literal["latest", "best"] = "latest"
             raise CheckpointError(f"{path}: is a file. Give the directory that holds it (policy.json lies beside it).")
         path = pointed(path)
     if (path / "checkpoints").is_dir():
-        pointer = path / "checkpoints" / which
-        if not pointer.is_file():
-            raise CheckpointError(f"{path}: its training has not written a {which!r} checkpoint yet")
-        path = pointed(pointer)
+        path = _pointed(path, which)
     if (path / "policy").is_dir():
         path = path / "policy"
     if not (path / "policy.json").is_file():
@@ -46,6 +43,17 @@ def find_policy(path: Path | str, *, which: Literal["latest", "best"] = "latest"
         raise CheckpointError(f"{path}: no policy here; expected policy.json, spec.json, {MANIFEST}, or "
                               f"LeRobot's config.json; found {found}")  # fmt: skip
     return path
+
+
+def _pointed(run: Path, which: str) -> Path:
+    """Return the checkpoint that a run's pointer names; without a usable `latest`, the newest there is."""
+    pointer = run / "checkpoints" / which
+    found = pointed(pointer) if pointer.is_file() else None
+    if which == "latest" and (found is None or not found.exists()):
+        found = max(checkpoints_in(run / "checkpoints"), key=lambda path: path.name, default=None)
+    if found is None:
+        raise CheckpointError(f"{run}: its training has not written a {which!r} checkpoint yet")
+    return found
 
 
 def read_spec(path: Path | str, *, which: Literal["latest", "best"] = "latest") -> PolicySpec:

@@ -370,12 +370,17 @@ def test_newest_two_and_the_best_are_kept_and_paths_lead_to_them(tmp_path: Path)
     assert torch.equal(act(load_policy(tmp_path, which="best")), act(gaussian(2)))
     with pytest.raises(ConfigError, match="keep"):
         Checkpointer(tmp_path, keep=0)
+    for gone in ("step_0000000099", None):  # a pointer to what was removed, and none: the newest is there
+        (folder / "latest").write_text(gone) if gone else (folder / "latest").unlink()
+        assert torch.equal(act(load_policy(tmp_path)), act(gaussian(5)))
 
 
 def test_run_without_a_checkpoint_says_so(tmp_path: Path) -> None:
     (tmp_path / "checkpoints").mkdir()
     with pytest.raises(CheckpointError, match="has not written a 'best' checkpoint yet"):
         load_policy(tmp_path, which="best")
+    with pytest.raises(CheckpointError, match="has not written a 'latest' checkpoint yet"):
+        load_policy(tmp_path)
 
 
 @pytest.mark.parametrize("file", ["state.safetensors", "state.json", "policy/model.safetensors", "manifest.json"])

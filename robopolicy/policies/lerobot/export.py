@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import shutil
 from pathlib import Path
 from typing import Any, Literal
@@ -51,10 +52,11 @@ def export(
     if out.exists():
         raise CheckpointError(f"{out}: exists already. Give a new directory.")
     policy = load_policy(folder)  # whole, and of this version
+    given = f"--policy.path={shlex.quote(str(out))}"
     if format != "robopolicy" and isinstance(policy, LeRobotFlow):
         with new_directory(out) as made:
             write_native(policy, made)
-        print(f"exported: {out}\n  lerobot-eval --policy.path={out} --env.type=…")
+        print(f"exported: {out}\n  lerobot-eval {given} --env.type=…")
         return out
     if format == "native":
         raise CheckpointError(
@@ -64,7 +66,7 @@ def export(
     with new_directory(out) as made:
         shutil.copytree(folder, made / "policy")
         _write_plugin(policy, made)
-    print(f"exported: {out}\n  lerobot-eval --policy.path={out} --env.type=robopolicy --env.task=<task> "
+    print(f"exported: {out}\n  lerobot-eval {given} --env.type=robopolicy --env.task=<task> "
           "--env.discover_packages_path=robopolicy.lerobot_plugin")  # fmt: skip
     return out
 
