@@ -425,6 +425,7 @@ def test_a_reports_rounds_are_numbers(tmp_path: Path) -> None:
     evil, rate = "<script>alert(1)</script>", [0.5, 0.4, 0.6]
     fine = {"round": 1, "real_steps_total": 5, "real_steps": 5, "imagined": rate, "true": rate, "gap": 0.1,
             "imagined_refitted": rate, "reason": evil}  # fmt: skip
+    (tmp_path / "config.yaml").write_text("rounds: 1\n")
     for change, shown in (({}, "Rounds"), ({"real_steps": evil}, "Not shown"), ({"round": evil}, "Not shown")):
         (tmp_path / "rounds.json").write_text(json.dumps([{**fine, **change}]))
         page = "".join(imagination([read_run(tmp_path)]))
