@@ -92,9 +92,20 @@ def _runtime_problems(plan: Plan, runtime: Mapping[str, Any], where: str) -> lis
         if kind.__module__ != "builtins" and not isinstance(value, kind):
             found.append(
                 f"{where}: {name} needs a {kind.__name__} as {key!r}, found a {type(value).__name__}. "
-                f"{_choice_of(key, kind, where)}"
+                f"{_choice_of(key, kind, where)}{_trained_by(value) if (where, key) == ('algo', 'policy') else ''}"
             )
     return found
+
+
+def _trained_by(policy: object) -> str:
+    """Say which algos are for this kind of policy, which a base may have decided; "" for none."""
+    fitting = []
+    for name in names("algo"):
+        taken = signature(resolve({TARGET: name}, "algo"), {}).known.get("policy")
+        kind = None if taken is None else taken.annotation
+        if inspect.isclass(kind) and kind.__name__ != "Policy" and isinstance(policy, kind):
+            fitting.append(name)
+    return f" A {type(policy).__name__} is trained by algo=<{' or '.join(fitting)}>." if fitting else ""
 
 
 def _choice_of(group: str, kind: type, where: str) -> str:
