@@ -79,7 +79,7 @@ class SweepRuntime:
     def loop(self, robot: Robot, chain: SafetyChain, clock: Callable[[], float]) -> Sweep:
         return Sweep(robot, chain, clock)
 
-    def take(self, names: object, values: object) -> None:
+    def take(self, names: object, values: object, moment: object = None) -> None:
         """Features are not looked at."""
 
     def take_image(self, key: str, picture: object) -> None:
@@ -102,6 +102,9 @@ class SweepRuntime:
 
     def end(self, success: bool | None, **outcome: object) -> None:
         """Nothing was recorded."""
+
+    def ended_by_keys(self) -> list[str]:
+        return []
 
     def close(self) -> None:
         """Nothing to end."""
