@@ -156,8 +156,10 @@ class ControlLoop:
 
     # -- inside -----------------------------------------------------------------------------------------------------
     def _resync(self, q: Array) -> None:
-        """Let decoder and interpolation start from `q` [n]; plans, also one on its way, are of another motion."""
-        self.plans.drop() if self.plans.waiting else self.buffer.clear()
+        """Let decoder and interpolation start from `q` [n], without the plans of the motion before."""
+        self.buffer.clear()
+        if self.plans.waiting:
+            self.plans.drop()
         self.decoder.start(q, self.grip)
         self.goal, self.resting = None, True
         self.waited = 0.0  # s, of this control step, that the reference waited for the command

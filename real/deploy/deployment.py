@@ -19,7 +19,7 @@ from robopolicy.real.deploy.simulated_arm import TICK
 from robopolicy.real.lerobot.wiring import load_wiring as lerobot_wiring
 from robopolicy.real.planning.chunking import check_chunking
 from robopolicy.real.planning.remote_planner import RemotePlanner, connect
-from robopolicy.real.ros2.wiring import Wiring, load_wiring
+from robopolicy.real.ros2.wiring import load_wiring
 from robopolicy.real.safety import Profile, load_profile
 from robopolicy.real.safety.tracking import checked
 from robopolicy.runs.checkpointer import load_policy
@@ -48,17 +48,11 @@ class Deployment:
     bridged: str
 
 
-def wiring_of(config: DeployConfig) -> Wiring | None:
-    """Return the wiring of the simulated arm; None in one process, where there is no line."""
-    if config.robot == "mujoco":
-        return None
-    return load_wiring(config.wiring) if config.robot == "mujoco_ros2" else lerobot_wiring(config.wiring).arm
-
-
 def limits_of(config: DeployConfig, arm: str = "panda") -> tuple[Profile, float]:
     """Return the limits in force, and s between commands: those of the profile `arm`, or of a wiring."""
-    if (wiring := wiring_of(config)) is None:
+    if config.robot == "mujoco":
         return load_profile(arm, **config.settings()), TICK
+    wiring = load_wiring(config.wiring) if config.robot == "mujoco_ros2" else lerobot_wiring(config.wiring).arm
     return wiring.profile(**config.settings(wiring.safety)), wiring.tick_s
 
 
@@ -85,7 +79,7 @@ def prepare(config: DeployConfig, *, seeds: Sequence[int] | None = None) -> Depl
         token, ca = config.server_token, config.server_ca
         policy = connect(config.server, config.checkpoint, env.spec, which=which, token=token, ca=ca)
         ident = policy.ident
-    early = 0.0 if (wiring := wiring_of(config)) is None else wiring.plan_ahead_s
+    early = load_wiring(config.wiring).plan_ahead_s if config.robot == "mujoco_ros2" else 0.0  # the others ask in time
     bridged = check_chunking(config.chunking, policy, config.latency, early=early)
     if not config.dry_run:
         checked(profile, tick)

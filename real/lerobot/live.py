@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -121,7 +120,7 @@ class Session:
             SafetyError: a state or a picture does not come, the arm moves, or stands where it may not.
             PlanningError: the planner's process has ended.
         """
-        self.stop, self.seed = "", seed
+        self.seed = seed
         self.arm.forget()
         self.pictures.came.clear()
         self.ready()
@@ -188,37 +187,35 @@ def run_live(
                 print(limits_in_force(session.profile), *not_claimed(session.profile), sep="\n", flush=True)
                 for number, seed in enumerate(config.seeds, 1):
                     prompt = f"Enter begins episode {number} of {config.episodes}, q ends: "
-                    if not _begun(session, seed, partial(ask, prompt)):
+                    if (episode := _episode(session, seed, prompt, ask)) is None:
                         break
-                    done.append(_episode(session, ask))
+                    done.append(episode)
                     print(of_episode(done, config.episodes), flush=True)
     finally:
         runtime.close()
     return done
 
 
-def _begun(session: Session, seed: int, ask: Callable[[], str]) -> bool:
-    """Begin an episode at the operator's word; False where the word is to end.
+def _episode(session: Session, seed: int, prompt: str, ask: Callable[[str], str]) -> Episode | None:
+    """Run an episode at the operator's word; None where the word is to end.
 
-    What refuses it is shown, and the arm holds: without torque it would fall.
+    Where it cannot begin, the reason is shown and the arm holds: without torque it would fall.
     """
-    while ask().strip().lower() != "q":
-        try:
-            session.begin(seed)
-        except RobopolicyError as error:
-            print(f"the arm holds; {error}", flush=True)
-        else:
-            return True
-    return False
 
-
-def _episode(session: Session, ask: Callable[[str], str]) -> Episode:
     def stop() -> None:
         session.stop = "operator"
 
-    print("the arm moves; Ctrl-C stops it", flush=True)
-    with first_interrupt(stop):
-        episode = session.run()
-    success = ask("success? y or n: ").strip().lower() == "y"
-    session.runtime.end(success, mode=episode.mode)
-    return episode._replace(success=success)
+    while ask(prompt).strip().lower() != "q":
+        session.stop = ""
+        with first_interrupt(stop):
+            try:
+                session.begin(seed)
+            except RobopolicyError as error:
+                print(f"the arm holds; {error}", flush=True)
+                continue
+            print("the arm moves; Ctrl-C stops it", flush=True)
+            episode = session.run()
+        success = ask("success? y or n: ").strip().lower() == "y"
+        session.runtime.end(success, mode=episode.mode)
+        return episode._replace(success=success)
+    return None

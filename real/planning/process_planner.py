@@ -139,12 +139,13 @@ def _failed(error: Exception) -> dict[str, str]:
     return {"type": "failed", "reason": printable(f"{type(error).__name__}: {error}")}
 
 
-def planner_of(checkpoint: Path, *, which: str, chunking: str, latency: float) -> Plans:
-    """Return the planner of a checkpoint's policy."""
+def planner_of(checkpoint: Path, *, which: str, chunking: str, latency: float, early: float = 0.0) -> Plans:
+    """Return the planner of a checkpoint's policy; see chunking_of."""
     from robopolicy.real.planning.chunking import chunking_of
     from robopolicy.runs.checkpointer import load_policy
 
-    return chunking_of(chunking, load_policy(checkpoint, which=which), latency).planner  # type: ignore[arg-type]
+    policy = load_policy(checkpoint, which=which)  # type: ignore[arg-type]
+    return chunking_of(chunking, policy, latency, early=early).planner  # type: ignore[arg-type]
 
 
 def main() -> None:

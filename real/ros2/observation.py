@@ -125,7 +125,7 @@ class Observer(Arrivals):
         if self.features is not None:
             values = torch.from_numpy(self.features).float()
             if isinstance(state, ForecastState):
-                then, since = self._then(state.measured)
+                then, since = self._state_when_seen(state.measured)
                 values += (obs[STATE] - self._sense(then)[STATE])[0, self._index]
                 obs[STATE][0, self._index] = values
                 moved = obs[STATE][0].index_add(0, self._moves, (state.ahead + since) * obs[STATE][0, self._speeds])
@@ -135,7 +135,7 @@ class Observer(Arrivals):
             obs[STATE][0, self._index] = values
         return {**obs, **self.pictures}
 
-    def _then(self, measured: State) -> tuple[State, float]:
+    def _state_when_seen(self, measured: State) -> tuple[State, float]:
         """Return the arm's state of when the features were seen, and s from then to `measured`."""
         if self.moment is None or measured.stamp is None:
             return measured, 0.0

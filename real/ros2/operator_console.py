@@ -52,7 +52,7 @@ class Console:
     def listen(self, lines: Iterable[str]) -> None:
         """Carry out lines until `quit` or their end, one after another; those of AT_ONCE never wait."""
         waiting = SimpleQueue[str | None]()
-        worker = threading.Thread(target=lambda: [self.take(word) for word in iter(waiting.get, None)], daemon=True)
+        worker = threading.Thread(target=self._work, args=(waiting,), daemon=True)
         worker.start()
         for line in lines:
             word = line.strip()
@@ -60,10 +60,19 @@ class Console:
                 waiting.put(word)
             elif not self.take(word):
                 return
-            if word == "stop" and (dropped := _taken_out(waiting)):
+            if word == "stop" and (dropped := _drain(waiting)):
                 self.say(f"dropped: {', '.join(dropped)}")
         waiting.put(None)
         worker.join()
+
+    def _work(self, waiting: SimpleQueue[str | None]) -> None:
+        for word in iter(waiting.get, None):
+            try:
+                self.take(word)
+            except Exception as error:  # a console that obeys no more must not go on to enable
+                self.operator.fall_silent()
+                self.say(f"{word}: {type(error).__name__}: {error}. Fell silent; start the console again")
+                return
 
     def take(self, line: str) -> bool:
         """Carry out a line; False where it says to quit."""
@@ -111,7 +120,8 @@ class Console:
         return f"{name}: done"
 
 
-def _taken_out(waiting: SimpleQueue[str | None]) -> list[str]:
+def _drain(waiting: SimpleQueue[str | None]) -> list[str]:
+    """Take all that waits out of the queue, and return it."""
     found = list[str]()
     with suppress(Empty):
         while True:

@@ -16,7 +16,7 @@ from robopolicy.real.safety.settings import check_cell
 
 PREFIX = "safety."
 # No energy: no topic carries torques.
-LIVE = (*(f.name for f in fields(Settings) if f.type == "float"), "tracking_error", "joint_speed")
+LIVE = (*(f.name for f in fields(Settings) if f.type == "float"), "tracking_error", "stall", "joint_speed")
 
 
 def put_in_force(node: Node, chain: SafetyChain, cell: Mapping[str, Any]) -> None:

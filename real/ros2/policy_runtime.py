@@ -114,7 +114,7 @@ class PolicyRuntime:
         self.process: ProcessPlanner | None = None
         if config.process and not config.lockstep and config.server is None:
             how = {"which": config.which, "chunking": config.chunking, "latency": config.latency}
-            self.planner = self.process = ProcessPlanner(config.checkpoint, how)
+            self.planner = self.process = ProcessPlanner(config.checkpoint, how | {"early": wiring.plan_ahead_s})
         self.runner = ThreadRunner(self.planner, latency=config.latency, wait=60.0 if config.lockstep else 0.0)
 
     def chain(self, profile: Profile | None = None) -> SafetyChain:

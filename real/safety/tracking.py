@@ -21,6 +21,7 @@ from robopolicy.real.safety.settings import MAX_TRACKING_ERROR
 TRAIL = 64  # control points that an arm may be behind its newest command, and still be on its way
 LEAST = 0.005  # m, of a distance that leaves room beside the command
 NEAR = 0.9  # of `reference_clip`: a joint that is nearer to its command than that is not waited for
+DROOP = 0.02  # rad, by which a servo may stand off its command
 MOVED = 0.005  # rad, by which a joint that follows has moved within `stall` s; more than the resolution of servos
 SCENE = ("workspace", "planes", "keep_out")
 
@@ -69,7 +70,7 @@ def off_path(trail: Array, q: Array, lever: Array) -> float:
 
 @njit(cache=True, nogil=True)
 def stands_since(command: Array, q: Array, near: float, at: Array, since: Array, now: float) -> float:
-    """Time at which the joint that has stood for longest away from its command began to, s; `now`: none does.
+    """Return when the joint that has stood for longest away from its command began to stand, s; `now`: none stands.
 
     Args:
         command, q: [n] rad, the newest command and the measured joints. near: rad, of a joint that need not move.
@@ -97,7 +98,8 @@ class TrackingCheck:
     def use(self, profile: Profile, body: Body, dt: float) -> None:
         """Put the limits of a profile in force; `dt`: s between control points."""
         self.levers, self.allowance = levers(body), allowance(profile, body, dt)
-        self.most, self.near = profile.max_tracking_error, NEAR * profile.settings.reference_clip
+        self.most = profile.max_tracking_error
+        self.near = max(NEAR * profile.settings.reference_clip, DROOP)
         self.stall = np.inf if profile.settings.stall is None else profile.settings.stall
 
     def start(self, q: Array, now: float) -> None:

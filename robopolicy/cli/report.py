@@ -12,11 +12,14 @@ from robopolicy.core.command_line import argument
 from robopolicy.core.errors import ConfigError, DataError, RobopolicyError
 from robopolicy.core.untrusted import read_json
 from robopolicy.reporting.html_report import write_report
+from robopolicy.reporting.run_reader import PIECES
 from robopolicy.reporting.settings import grouped, read_members, runs_below
 from robopolicy.reporting.sweep_page import write_sweep_report
 from robopolicy.runs.run_dir import PROVENANCE
 from robopolicy.runs.stages import FILE as STAGES
 from robopolicy.utils.threads import set_threads
+
+_OF_A_RUN = (*PIECES, "checkpoints", "episodes*", "*/job.json", "*/config.yaml")  # or of a folder of runs
 
 
 def report(
@@ -50,6 +53,8 @@ def report(
             f"run_dir={recordings[0]}: expected the folder of a training run, found recordings of a deployment. "
             f"`robopolicy replay {argument('recording', recordings[0])}` reports on them"
         )
+    if strange := [run for run in runs if run.is_dir() and not any(True for name in _OF_A_RUN for _ in run.glob(name))]:
+        raise ConfigError(f"run_dir={strange[0]}: is no run directory, which holds {', '.join(PIECES)}. Give one")
     if out is None and (runs[0] / STAGES).is_file():
         raise ConfigError(
             f"run_dir={runs[0]}: is the folder of a pipeline, whose command writes its report.html. Repeat that, "

@@ -32,6 +32,10 @@ def call(verb: Verb, config: dict[str, Any]) -> Any:
     key = next((k for k in _WRITTEN if isinstance(arguments.get(k), Path)), None)
     if key is not None and arguments[key] == Path():  # the current folder, by its name
         arguments[key] = arguments[key].resolve()
+    if verb.name in _RUNS:
+        from robopolicy.runs.sweep_job import check_no_sweep
+
+        check_no_sweep(arguments[_RUNS[verb.name]])
     if "WORLD_SIZE" in os.environ:
         from robopolicy.utils import ranks
 
@@ -40,12 +44,10 @@ def call(verb: Verb, config: dict[str, Any]) -> Any:
     if key is None:  # nothing is written; the import below takes seconds
         return function(**arguments)
     from robopolicy.runs.run_dir import has_checkpoint, has_stage, open_run, removed_if_nothing_came
-    from robopolicy.runs.sweep_job import check_no_sweep
 
     with removed_if_nothing_came(arguments[key]):
         if verb.name not in _RUNS:
             return function(**arguments)
-        check_no_sweep(arguments[_RUNS[verb.name]])
         begun = has_stage if verb.name == "quickstart" else has_checkpoint
         with open_run(arguments[_RUNS[verb.name]], config, begun=begun):
             return function(**arguments)

@@ -112,18 +112,19 @@ def _check_begun(job: SweepJob, jobs: Sequence[Values]) -> None:
     """
     from robopolicy.runs.sweep_job import others_in
 
-    refused, folder = dict[str, ConfigError](), job.folder
-    checked = [*jobs, *others_in(job.folder, jobs)[:1]]  # all of those have the same settings
-    for values in checked:
+    refused, others = dict[str, ConfigError](), others_in(job.folder, jobs)
+    for run_dir, values in [*((job.run_dir(values), values) for values in jobs), *others.items()]:
         try:
-            job.check(values)
+            job.check(values, run_dir)
         except ConfigError as error:
-            refused[job.run_dir(values).name] = error
+            refused[run_dir.name] = error
     if refused:
         name, why = next(iter(refused.items()))
+        mine = job.folder / name not in others
+        mend = "To train these runs again, remove their folders" if mine else "Give a new run_dir"
         raise ConfigError(
-            f"{len(refused)} of {len(checked)} runs in {folder} began with other settings, and nothing was started. "
-            f"The first is {name}: {why}\nTo train these runs again, remove their folders."
+            f"{len(refused)} of {len(jobs) + len(others)} runs in {job.folder} began with other settings, and nothing "
+            f"was started. The first is {name}: {why}\n{mend}."
         )
 
 

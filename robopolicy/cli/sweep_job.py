@@ -83,15 +83,18 @@ class SweepJob:
             raise RobopolicyError(f"{name}: {job.error}")
         return job.success
 
-    def check(self, values: Values) -> None:
+    def check(self, values: Values, run_dir: Path | None = None) -> None:
         """Refuse other settings than the job's run began with; a damaged run fails later, alone.
+
+        Args:
+            run_dir: of the run; None: where this sweep puts it.
 
         Raises:
             ConfigError: see check_same.
         """
         from robopolicy.runs.run_dir import check_same, has_checkpoint, read_config
 
-        run_dir = self.run_dir(values)
+        run_dir = run_dir or self.run_dir(values)
         try:
             begun = has_checkpoint(run_dir) and read_config(run_dir) is not None
         except (RobopolicyError, OSError):

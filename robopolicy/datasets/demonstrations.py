@@ -88,7 +88,6 @@ def record_demos(
     seeds = episode_seeds("demonstrations", run_seed, max_attempts or 20 * episodes + 20)
     facts = _facts(env.spec, expert, run_seed, only_success) | dict(provenance or {})
     observation = {k: f for k, f in env.spec.observation.items() if k in {*keys, TASK}}
-    replaced = recorded(Path(out)) == "whole"
     begun = _begun(Path(out), {**facts, "observation": tuple(observation)}, episodes, overwrite=overwrite)
     count = Counter[str]()
     with (
@@ -110,7 +109,7 @@ def record_demos(
             if count["episodes"] == episodes:
                 break
         else:
-            raise DataError(_too_few(env.spec.id, count, episodes, out, kept_apart=replaced))
+            raise DataError(_too_few(env.spec.id, count, episodes, Path(out)))
     return RecordedDemos(Path(out), **{k: count[k] for k in _COUNTS}, seconds=time.monotonic() - began)
 
 
@@ -126,8 +125,9 @@ def _facts(spec: EnvSpec, expert: Demonstrator, run_seed: int, only_success: boo
     return facts | {key: getattr(expert, key) for key in ("expert_noise", "speed") if hasattr(expert, key)}
 
 
-def _too_few(env_id: str, count: Counter[str], episodes: int, out: str | Path, *, kept_apart: bool) -> str:
-    kept, where = count["episodes"], f"beside {out}, which is as it was" if kept_apart else f"in {out}"
+def _too_few(env_id: str, count: Counter[str], episodes: int, out: Path) -> str:
+    kept, whole = count["episodes"], recorded(out) == "whole"  # a dataset that was to be replaced
+    where = f"beside {out}, which is as it was" if whole else f"in {out}"
     found = f"The {kept} found are {where}; training takes them with incomplete=true."
     return (
         f"the expert succeeded in {count['successes']} of {count['attempted']} episodes of {env_id} "

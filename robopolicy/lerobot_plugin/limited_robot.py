@@ -39,7 +39,8 @@ class LimitedRobot(Robot):
             if not 0 < value <= most:
                 raise ConfigError(f"robot.{key}: expected more than 0 and at most {most}, found {value}")
         wiring = load_wiring(config.wiring)
-        settings = guarded(tightened(wiring.arm.safety, config.safety, config.speed), dry_run=False)
+        # A FAULT would end the command, and with it the torque: an arm that a human holds back waits.
+        settings = {"stall": None, **guarded(tightened(wiring.arm.safety, config.safety, config.speed))}
         given = {"id": config.id, "port": config.port, "calibration_dir": config.calibration_dir}
         options = wiring.robot | {k: str(v) for k, v in given.items() if v is not None}
         self.arm = make_robot(options)

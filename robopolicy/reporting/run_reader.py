@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import re
 import sys
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,10 +12,9 @@ from robopolicy.core.errors import ConfigError, DataError, RobopolicyError
 from robopolicy.core.untrusted import WANDB, check_links, parse_json, read_bytes, read_json, refusing
 from robopolicy.evaluation.episode_table import EpisodeTable
 from robopolicy.evaluation.video import INDEX
-from robopolicy.policies.find import policy_digest
+from robopolicy.reporting.played import older_checkpoint
 from robopolicy.runs.inputs import there
 from robopolicy.runs.run_dir import read_config
-from robopolicy.utils.storage import MANIFEST, checkpoints_in
 
 # Files of a complete run directory, and the purpose of each.
 PIECES = {
@@ -29,7 +26,6 @@ PIECES = {
 
 
 _LARGEST = 2**30  # bytes of metrics.jsonl
-_PLAYED = re.compile(r"(.*)/(step_\d+)(?:_\d+)?(?:@(\w+))?")  # in the column `policy` of rows: run/checkpoint@digest
 _MARKS = ("best", "deterministic", "validation")
 
 
@@ -131,8 +127,6 @@ def read_run(path: Path | str) -> Run:
         raise DataError(f"{path.name}: no such run directory. A run directory holds {', '.join(PIECES)}.")
     check_links(path, apart=WANDB, where=path.name, error=DataError)
     missing = [f"{name} ({meaning})" for name, meaning in PIECES.items() if not (path / name).is_file()]
-    if len(missing) == len(PIECES) and not (path / "checkpoints").is_dir() and not any(path.glob("episodes*")):
-        raise DataError(f"{path}: is no run directory, which holds {', '.join(PIECES)}. Give one")
     metrics, torn = _metrics(path / "metrics.jsonl")
     if torn:
         missing.append(f"metrics.jsonl: {torn} unreadable line{'s' * (torn > 1)} left out")
@@ -182,31 +176,6 @@ def _metrics(path: Path) -> tuple[list[dict[str, Any]], int]:
     return rows, torn
 
 
-def _older(path: Path, policies: Iterable[object], *, own: bool = False) -> str:
-    """Return the checkpoint of a run that is among `policies`, where it has another one now; else "".
-
-    Args:
-        own: they are of this run, whatever it was called then.
-    """
-    newest = max(checkpoints_in(path / "checkpoints"), key=lambda p: p.name, default=None)
-    played = [match for policy in policies if (match := _PLAYED.fullmatch(str(policy))) is not None]
-    if newest is None:
-        return ""
-    for match in sorted(played, key=lambda m: m[2]):
-        if not (own or match[1] == path.resolve().name):
-            continue
-        same = newest.name.startswith(match[2])
-        if match[2] < newest.name[: len(match[2])] or (same and own and not _is_of(newest, match[3])):
-            return str(match[2])
-    return ""
-
-
-def _is_of(checkpoint: Path, digest: str | None) -> bool:
-    """Return whether rows with this digest are of the policy in `checkpoint`; unknown ones are."""
-    folder = checkpoint / "policy"
-    return digest is None or not (folder / MANIFEST).is_file() or policy_digest(folder).startswith(digest)
-
-
 def _evaluations(path: Path) -> tuple[list[Evaluation], list[str]]:
     found, broken = [], []
     files = [f for pattern in ("episodes*.csv", "episodes*.parquet") for f in path.glob(pattern)]
@@ -219,9 +188,9 @@ def _evaluations(path: Path) -> tuple[list[Evaluation], list[str]]:
         if len(rows):
             name = file.stem.removeprefix("episodes").strip("-_ ")
             aside = any(p in ("best", "deterministic") or p.startswith("step_") for p in name.split("-"))
-            if not aside and (older := _older(path, set(rows.frame["policy"]), own=not name)):
+            if not aside and (older := older_checkpoint(path, set(rows.frame["policy"]), own=not name)):
                 name, aside = f"{name or path.resolve().name}, {older}", True
-                broken.append(f"{file.name}: of another checkpoint ({older}) than the newest. Evaluate again")
+                broken.append(f"{file.name}: of {older}, which is not the newest checkpoint. Evaluate again")
             found.append(Evaluation(name or path.resolve().name, rows, aside))
     return found, broken
 
@@ -234,7 +203,7 @@ def _videos(path: Path) -> list[Video]:
             continue
         entry = _index(file.parent).get(file.name, {})
         label = entry.get("label") or (file.parent.name if file.parent != folder else "")
-        label = ", ".join(filter(None, (str(label), _older(path, [entry.get("policy", "")]))))
+        label = ", ".join(filter(None, (str(label), older_checkpoint(path, [entry.get("policy", "")]))))
         seed = entry["seed"] if isinstance(entry.get("seed"), int) else None
         found.append(Video(file, str(entry.get("kind", "single")), label, str(entry.get("outcome", "")), seed))
     return found

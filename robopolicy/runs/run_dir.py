@@ -155,13 +155,13 @@ def _forget(run_dir: Path) -> None:
     """
     if read_config(run_dir) is None:
         return
+    if not (run_dir / PROVENANCE).exists():
+        raise ConfigError(f"run_dir={run_dir}: holds a {CONFIG} that no run of robopolicy wrote. Give a new folder.")
     if left := sorted(path.name for pattern in _EVALUATED for path in run_dir.glob(pattern)):
         raise ConfigError(
             f"run_dir={run_dir}: has no checkpoint any more, and {left[0]} is of weights that are gone. Give a new "
             "folder, or remove this one"
         )
-    if not (run_dir / PROVENANCE).exists():
-        raise ConfigError(f"run_dir={run_dir}: holds a {CONFIG} that no run of robopolicy wrote. Give a new folder.")
     (run_dir / PROVENANCE).unlink()
     for name in ("wandb_id", INPUTS):
         (run_dir / name).unlink(missing_ok=True)

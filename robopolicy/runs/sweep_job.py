@@ -61,16 +61,16 @@ def check_no_sweep(run_dir: Path) -> None:
         raise ConfigError(f"run_dir={run_dir}: is the folder of a sweep. Give a new one, or repeat it with --multirun")
 
 
-def others_in(folder: Path, jobs: Sequence[dict[str, str]]) -> list[dict[str, str]]:
-    """Return the values of runs in a sweep's folder that are not among `jobs`, and are of the same keys."""
-    found = list[dict[str, str]]()
+def others_in(folder: Path, jobs: Sequence[dict[str, str]]) -> dict[Path, dict[str, str]]:
+    """Return the runs in a sweep's folder that are not among `jobs` and vary the same keys, with their values."""
+    found = dict[Path, dict[str, str]]()
     for path in sorted(folder.glob(f"*/{JOB}")):
         try:
             job = read_job(path.parent)
         except ConfigError:  # a damaged file fails later, alone
             continue
         if job is not None and jobs and job.values.keys() == jobs[0].keys() and job.values not in jobs:
-            found.append(dict(job.values))
+            found[path.parent] = dict(job.values)
     return found
 
 

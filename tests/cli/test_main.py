@@ -81,6 +81,10 @@ def test_evaluations_of_weights_that_are_gone_keep_another_run_from_their_folder
     (tmp_path / "config.yaml").write_text("seed: 0\n")
     for name in ("provenance.json", "episodes.csv"):
         (tmp_path / name).write_text("{}")
+    (tmp_path / "provenance.json").rename(tmp_path / "kept")
+    with pytest.raises(ConfigError, match=r"config\.yaml that no run of robopolicy wrote"):
+        open_run(tmp_path, {"seed": 1}).__enter__()
+    (tmp_path / "kept").rename(tmp_path / "provenance.json")
     with pytest.raises(ConfigError, match=r"no checkpoint any more, and episodes\.csv is of weights that are gone"):
         open_run(tmp_path, {"seed": 1}).__enter__()
 

@@ -119,7 +119,7 @@ def test_another_setting_is_refused_before_a_job_begins_and_finished_runs_stay_s
     new = [text.replace("seed=0,1", "seed=2,3") for text in COMMAND]
     assert main([*new, "run_dir=sweep", "n_action_steps=3"]) == 1
     said = capsys.readouterr().err
-    assert f"1 of 5 runs in sweep began with other settings, and nothing was started. The first is {ALL[0]}: " in said
+    assert f"2 of 8 runs in sweep began with other settings, and nothing was started. The first is {ALL[0]}: " in said
     assert trainings.runs == [], "runs beside others of the same names have their settings"
     assert main([*more, "run_dir=sweep"]) == 0
     assert trainings.runs == ["algo.lr_0.1-seed_2", "algo.lr_0.2-seed_2"]

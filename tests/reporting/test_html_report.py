@@ -8,7 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from robopolicy.core.errors import DataError
+from robopolicy.cli.report import report
+from robopolicy.core.errors import ConfigError, DataError
 from robopolicy.datasets.lerobot_writer import DatasetWriter
 from robopolicy.evaluation.mp4 import Mp4Writer
 from robopolicy.evaluation.video import INDEX
@@ -147,8 +148,8 @@ def test_whatever_is_missing_is_said(tmp_path):
     assert [m for m in read_run(empty).missing if "digest" in m or "JSON object" in m] != []
     with pytest.raises(DataError, match="no such run directory"):
         write_report(tmp_path / "nowhere", tmp_path / "r.html")
-    with pytest.raises(DataError, match=r"is no run directory, which holds config\.yaml, "):
-        write_report(tmp_path, tmp_path / "r.html")
+    with pytest.raises(ConfigError, match=r"is no run directory, which holds config\.yaml, "):
+        report(run_dir=tmp_path / "empty" / "checkpoints")
 
 
 def test_rows_of_weights_that_are_gone_are_set_aside(tmp_path):
@@ -159,12 +160,13 @@ def test_rows_of_weights_that_are_gone_are_set_aside(tmp_path):
     for name in (MANIFEST, "policy.json"):
         (policy / name).write_text("{}")
     digest = policy_digest(policy)[:12]
-    for played, aside in ((f"step_0000000150@{digest}", True), ("step_0000000300@0123456789ab", True),
+    for played, aside in ((f"step_0000000150@{digest}", True), ("step_0000000900@0123456789ab", True),
+                           ("step_0000000300@0123456789ab", True),
                           (f"step_0000000300@{digest}", False), ("step_0000000300", False)):  # fmt: skip
         make_rows([True, False], policy=f"before/{played}").save(run / "episodes.csv")
         found = read_run(run)
         assert found.evaluations[0].aside == aside, played
-        assert any("than the newest. Evaluate again" in text for text in found.missing) == aside
+        assert any("which is not the newest checkpoint. Evaluate again" in text for text in found.missing) == aside
 
 
 def test_one_evaluation_alone(tmp_path):

@@ -68,16 +68,16 @@ def copy_last(history: History, action: Tensor, key: str) -> Tensor:
 
 
 def wrapping(world: World) -> Callable[[Tensor], Tensor]:
-    """Return what takes angles and differences of angles [... Ds] to the nearest turn; see StateTransform.wrap."""
+    """Return the function that maps differences of angles [... Ds] to the nearest turn; see StateTransform.wrap."""
     transform = getattr(world.dynamics, "state_transform", None)
     return transform.wrap if transform is not None else lambda difference: difference
 
 
 def fit_linear(episodes: Episodes, *, wrap: Callable[[Tensor], Tensor], ridge: float = 1e-6) -> Rollout:
-    """s' = s + A s + B a + c by ridge regression on all transitions, in standard units; of states alone.
+    """Fit s' = s + A s + B a + c by ridge regression to all transitions, in standard units; of states alone.
 
     Args:
-        wrap: takes angles to the nearest turn, see wrapping.
+        wrap: maps angles to the nearest turn, see wrapping.
     """
     state, action = episodes.obs[STATE].double(), episodes.action.double()
     within = episodes.episode_of[1:] == episodes.episode_of[:-1]

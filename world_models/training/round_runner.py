@@ -137,7 +137,8 @@ class RoundRunner:
             raise ConfigError(f"world.model={first}: does not say how it was trained")
         loop, fresh = config["loop"], self._rollouts(number)
         weights = dict(loop.get("mix_weights") or {})
-        known = sum(weights.values()) if weights else 1.0  # without weights: see mix
+        open_share = {"dataset", *(loop.get("data") or {})} - weights.keys()  # of these, 1 together: see mix
+        known = sum(weights.values()) + float(bool(open_share))
         each = known * self.share / max(1e-9, 1.0 - self.share) / len(fresh)
         loop |= {
             "init": str(self.model(state)), "steps": self.refit_steps, "data": {**(loop.get("data") or {}), **fresh},

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import threading
 import time
 from collections.abc import Iterator
@@ -185,6 +186,19 @@ def test_an_arm_that_stands_where_it_may_not_holds_until_it_was_moved(tmp_path, 
     assert episode.mode != "FAULT" and torque == [True, True]
     assert [p[:22] for p in desk.prompts[:2]] == ["Enter begins episode 1"] * 2
     assert "the arm holds; the arm stands where planes would not allow it" in capsys.readouterr().out
+
+
+def test_ctrl_c_while_an_episode_begins_lets_the_arm_hold(tmp_path, monkeypatch):
+    desk = Desk(tmp_path, Turn(), monkeypatch)
+    start = ControlLoop.start
+
+    def interrupted(loop: ControlLoop, **options: Any) -> None:
+        signal.raise_signal(signal.SIGINT)
+        start(loop, **options)
+
+    monkeypatch.setattr(ControlLoop, "start", interrupted)
+    (episode,) = desk.run(30.0)
+    assert episode.reasons["operator"] > 0 and len(desk.prompts) == 3, "asked for the success, and for the next"
 
 
 def test_an_arm_that_moves_is_not_activated(tmp_path, monkeypatch):

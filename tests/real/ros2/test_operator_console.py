@@ -78,6 +78,17 @@ def test_a_stop_does_not_wait_for_a_word_that_is_being_carried_out(last: str):
         over.set()
 
 
+def test_a_console_whose_words_fail_does_not_go_on_to_enable():
+    node, said = Node(), []
+
+    def broken(name: str) -> None:
+        raise RuntimeError("a handle that is gone")
+
+    node.transition, node.fall_silent = broken, lambda: node.told.append("silent")
+    Console(node, said.append).listen(["enable", "configure", "reset"])
+    assert node.told == ["enable", "silent"] and "RuntimeError: a handle that is gone. Fell silent" in said[-1]
+
+
 def test_all_lines_are_carried_out_before_the_input_s_end_counts():
     node, said = Node(), []
     Console(node, said.append).listen(["configure", "actvate", "enable", "activate"])

@@ -80,7 +80,7 @@ def test_features_of_another_moment_are_not_used(monkeypatch):
     """They carry stamps as pictures do."""
     inbox = Inbox(monkeypatch)
     taken = []
-    inbox.camera.take = lambda names, values: taken.append(list(values))
+    inbox.camera.take = lambda names, values, moment: taken.append((list(values), moment))
     values = lambda stamp: messages.joint_state(("x",), round(stamp * 1e9), subscriptions_module.np.zeros(1))  # noqa: E731
     inbox.subscriptions._hear(
         "features", object, WIRING.topic("features"), inbox.subscriptions._on_features, lambda: None
@@ -92,7 +92,7 @@ def test_features_of_another_moment_are_not_used(monkeypatch):
         assert inbox.arm.counts[f"features_{reason}"] == 1
     inbox.hear("features", values(there))
     inbox.hear("features", values(there))
-    assert len(taken) == 1 and inbox.arm.counts["features_repeated"] == 1
+    assert len(taken) == 1 and taken[0][1] == (there, inbox.arm.log) and inbox.arm.counts["features_repeated"] == 1
     assert inbox.arm.inputs == ["features"]
 
 

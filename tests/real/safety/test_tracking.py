@@ -57,6 +57,12 @@ def test_an_arm_near_its_command_may_stand():
         assert rig.tick(rig.home, measured=Measured(rig.home + off)).mode is Mode.RUN
 
 
+def test_a_servo_that_droops_is_not_stalled_by_a_tight_clip():
+    rig = Rig(settings={"reference_clip": 0.01})
+    for _ in range(300):
+        assert rig.tick(rig.home, measured=Measured(rig.home + 0.012)).mode is Mode.RUN
+
+
 def test_in_a_dry_run_an_arm_may_stand():
     assert guarded({}, dry_run=True) == {"stall": None} and guarded({}) == {}
 
