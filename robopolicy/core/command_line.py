@@ -12,5 +12,6 @@ def argument(key: str, value: object) -> str:
     if re.fullmatch(r"[\w./:@+~-]*", text, re.ASCII) is None:
         # Hydra reads a backslash as itself, unless a quote follows.
         inner = re.sub(r'(\\*)("|$)', lambda found: found[1] * 2 + (found[2] and f"\\{found[2]}"), text)
-        text = f'"{inner}"'
+        escaped = inner.replace("${", r"\${")  # no interpolation
+        text = f'"{escaped}"'
     return shlex.quote(f"{key}={text}")

@@ -26,6 +26,8 @@ from robopolicy.core.command_line import argument
         "a\\",
         'a\\"b',
         "hub:me/mine@v1",
+        "$HOME/x",
+        "a${b}",
     ],
 )
 def test_a_path_is_read_back_as_it_is(path: str) -> None:

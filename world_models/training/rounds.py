@@ -48,7 +48,7 @@ def record_of(
         )
     reason = f"imagined {_said(imagined)}, true {_said(true)} over {len(rows)} episodes and {steps} steps; "
     against = [
-        ("the model promised too much", promised), (f"{_said(rival) if rival else rival} were true before", worse),
+        ("the model promised too much", promised), (f"{_said(rival)} were true before" if rival else "", worse),
         (f"of the policy before the model expects {_said(before)}", imagined.high < before.low),
     ]  # fmt: skip
     objections = [why for why, found in against if found]
