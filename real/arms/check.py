@@ -59,8 +59,8 @@ def _write(path: Path, delay: LineDelay | None) -> None:
     """Write a measured delay into a wiring, and print the delay to train under."""
     if delay is None:
         raise SafetyError(
-            "write=true: no delay could be measured. Expected 20 states or more with stamps that increase: listen "
-            "longer (seconds=), and let the driver stamp its states"
+            "write=true: no delay could be measured. Expected 20 states or more with stamps that increase and are not "
+            "in the future: listen longer (seconds=), let the driver stamp its states, and let the clocks agree"
         )
     text = with_delay(read_text(path, error=WiringError), delay)
     answer = parse(parse_yaml(text, str(path), error=WiringError), path.name, path.parent).answer_s

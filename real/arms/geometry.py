@@ -90,7 +90,7 @@ def differences(profile: Profile, text: str, names: Sequence[str]) -> list[str]:
     robot = read_urdf(text)
     if missing := [n for n in names if n not in robot.joints]:
         return [f"{missing[0]}: is not in the URDF"]
-    arm = arm_of(robot, base=robot.joints[names[0]].parent, tip=robot.joints[names[-1]].child)
+    arm = arm_of(robot, base=robot.joints[names[0]].parent, tip=robot.joints[names[-1]].child, ranges=False)
     if [j.name for j in arm.joints] != list(names):
         return [f"the URDF's chain is {[j.name for j in arm.joints]}, the limits have {list(names)}"]
     chain = profile.chain

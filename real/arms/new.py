@@ -7,15 +7,19 @@ import re
 from pathlib import Path
 from typing import Annotated
 
+import numpy as np
 import pydantic
 
 from robopolicy.core.errors import RobopolicyError
 from robopolicy.core.untrusted import read_text
+from robopolicy.real.arms.fingers import Fingers, fingers_of
 from robopolicy.real.arms.profile_of_urdf import PerJoint, Sheet, profile_of
 from robopolicy.real.arms.urdf import LARGEST, UrdfError, read_urdf
-from robopolicy.real.arms.urdf_chain import arm_of
-from robopolicy.real.arms.wiring_text import fingers_of, wiring_text
+from robopolicy.real.arms.urdf_chain import ArmChain, arm_of
+from robopolicy.real.arms.wiring_text import wiring_text
 from robopolicy.real.ros2.wiring import load_wiring
+from robopolicy.real.safety.kinematics import pose
+from robopolicy.real.safety.profile import Profile, profile_names
 from robopolicy.utils.atomic import write_atomically
 
 Controller = Annotated[str, pydantic.Field(pattern=r"^[A-Za-z_][A-Za-z0-9_/]*$")]
@@ -35,7 +39,7 @@ def arm_new(
     Args:
         urdf: file; meshes that it names are not needed.
         out: folder; files of that name are not overwritten.
-        name: of the arm; None: the URDF's.
+        name: of the arm, none that ships; None: the URDF's.
         base, tip: links at the ends of the arm; None: the root, and the one end.
         source: the maker's sheet that the numbers given here are from.
         low, high, velocity, acceleration, jerk, torque, torque_rate: of the sheet, one number or one a joint, in rad
@@ -54,6 +58,8 @@ def arm_new(
     robot = read_urdf(text)
     chain = arm_of(robot, base=base, tip=tip)
     name = re.sub(r"[^a-zA-Z0-9_-]+", "_", name or robot.name or urdf.stem)
+    if name in profile_names():
+        raise UrdfError(f"name: limits called {name!r} ship with robopolicy. Give yours another name: name=my_{name}")
     sheet = Sheet(source, low, high, velocity, acceleration, jerk, torque, torque_rate)
     data = profile_of(chain, text, name=name, sheet=sheet, radius=radius, home=home)
     limits, wiring = out / f"{name}.json", out / f"{name}.yaml"
@@ -61,10 +67,9 @@ def arm_new(
         if path.exists():
             raise UrdfError(f"out: {path} exists. Expected a new file: give another out= or name=, or remove it")
     fingers = fingers_of(robot, chain)
-    strokes = {joint: robot.joints[joint].upper for joint in fingers}
     write_atomically(limits, _json(data))
     write_atomically(wiring, wiring_text(
-        chain, name=name, limits=limits.name, fingers=fingers, strokes=strokes, controller=controller, rate_hz=rate_hz
+        chain, name=name, limits=limits.name, fingers=fingers, controller=controller, rate_hz=rate_hz
     ))  # fmt: skip
     try:
         profile = load_wiring(str(wiring)).profile()
@@ -78,13 +83,27 @@ def arm_new(
             path.unlink()
         raise
     print(f"{limits}: {len(chain.joints)} joints from {chain.base!r} to {chain.tip!r}")
-    width = max(map(len, data["sources"]))
-    print(*(f"  {key:{width}}  {text}" for key, text in data["sources"].items()), sep="\n")
-    print(f"  longest stop: {profile.longest_stop:.2f} s; the URDF's {robot.meshes} meshes were not read")
-    if not fingers and (slide := [j.name for j in robot.joints.values() if j.type == "prismatic"]):
-        print(f"  no gripper: {slide} slide, none opens from 0 by a positive factor. Write `gripper`, topics.gripper")
+    _say(profile, chain, fingers)
+    print(f"  the URDF's {robot.meshes} meshes were not read")
     print(f"{wiring}: compare it with the running arm: robopolicy arm check wiring={wiring}")
     return wiring
+
+
+def _say(profile: Profile, chain: ArmChain, fingers: Fingers) -> None:
+    """Print where each number is from, and what its owner can compare with the arm."""
+    sources = profile.data["sources"]
+    width = max(map(len, sources))
+    print(*(f"  {key:{width}}  {text}" for key, text in sources.items()), sep="\n")
+    for what, q in (("zero", np.zeros(len(chain.joints))), ("home", np.array(profile.data["home"]))):
+        x, y, z = pose(profile.chain, q[None], np.array([len(q)]), chain.tcp[None]).points[0, 0]
+        print(f"  tool at {what}: x {x:.3f}, y {y:.3f}, z {z:.3f} m in {chain.base!r}, in which planes and boxes lie")
+    if fingers.factors:
+        print(
+            f"  gripper: {dict(fingers.factors)}, closed at 0, {1000 * fingers.high:g} mm open: compare with the jaws"
+        )
+    elif fingers.why_none:
+        print(f"  no gripper: {fingers.why_none}. Write `gripper` and topics.gripper")
+    print(f"  longest stop: {profile.longest_stop:.2f} s")
 
 
 def _json(data: dict[str, object]) -> str:

@@ -14,7 +14,7 @@ from robopolicy.real.arms.urdf import UrdfError
 from robopolicy.real.arms.urdf_chain import ArmChain
 from robopolicy.real.safety.kinematics import KinematicChain, reach
 from robopolicy.real.safety.profile import FORMAT
-from robopolicy.real.safety.profile_data import check_data
+from robopolicy.real.safety.profile_data import check_data, common
 
 CAUTIOUS = {"acceleration": 5.0, "jerk": 1000.0, "torque": 10.0, "torque_rate": 100.0}  # rad, N·m per s², s³, –, s
 FASTEST = 2 * math.pi  # rad/s: more is a placeholder in most URDFs
@@ -90,19 +90,24 @@ def profile_of(
         "kinematics": chain.kinematics | {"length": min(max(round(far / REACH, 2), 0.05), 10.0)},
         "capsules": capsules_of(chain.offsets, chain.tcp, radius),
     }  # fmt: skip
-    _limits(data, chain, sheet, urdf)
+    _ranges(data, chain, sheet, urdf)
+    _rates(data, chain, sheet, urdf)
     sources = data["sources"]
     sources["kinematics.length"] = f"chosen: as its reach of {far:.2f} m is to that of a Panda, {REACH} m"
     sources["capsules, pairs"] = (
         f"chosen: lines between the joints, with a radius of {radius} m; nothing of the links' shapes is known. Hold "
         "them against the arm's drawing before a scene is relied on"
     )
+    sources["capsules.scene"] = (
+        f"chosen: planes and boxes hold for all but {[c['name'] for c in data['capsules'] if 'scene' in c]}, which may "
+        "touch what is there"
+    )
     add_pairs(data)
     if home is None:
         add_home(data)
         sources["home"] = "chosen: the best conditioned of 1000 poses at random"
     else:
-        _check_home(home, chain)
+        _check_home(home, data)
         data["home"], sources["home"] = list(home), "given"
     check_data(data, name)
     return data
@@ -112,15 +117,16 @@ def _chain(chain: ArmChain) -> KinematicChain:
     return KinematicChain(chain.offsets, np.zeros(len(chain.offsets)), chain.tcp, chain.rotations)
 
 
-def _limits(data: dict[str, Any], chain: ArmChain, sheet: Sheet, urdf: str) -> None:
-    """Put ranges and rates into `data`, each with its source."""
+def _ranges(data: dict[str, Any], chain: ArmChain, sheet: Sheet, urdf: str) -> None:
+    """Put ranges into `data`, each with its source."""
     joints, n, sources = chain.joints, len(chain.joints), data["sources"]
     data["position"] = {"urdf": {"range": [[j.lower for j in joints], [j.upper for j in joints]]}}
     sources["position.urdf"] = f"{urdf}: <limit>"
-    if all(j.soft for j in joints):
-        soft = zip(*(j.soft or () for j in joints), strict=True)
-        data["position"]["urdf, soft"] = {"range": [list(row) for row in soft]}
-        sources["position.urdf, soft"] = f"{urdf}: <safety_controller>"
+    if any(math.isfinite(end) for j in joints for end in j.soft):
+        soft = [[j.soft[k] if math.isfinite(j.soft[k]) else (j.lower, j.upper)[k] for j in joints] for k in (0, 1)]
+        data["position"]["urdf, soft"] = {"range": soft}
+        hard = [j.name for j in joints if not all(map(math.isfinite, j.soft))]
+        sources["position.urdf, soft"] = f"{urdf}: <safety_controller>" + f"; none of {hard}" * bool(hard)
     low, high = sheet.of("low", n), sheet.of("high", n)
     if (low is None) != (high is None):
         raise UrdfError("low, high: expected both or neither")
@@ -129,6 +135,14 @@ def _limits(data: dict[str, Any], chain: ArmChain, sheet: Sheet, urdf: str) -> N
             raise UrdfError(f"low, high: found {low} and {high}, expected rad. Degrees times π/180 are rad")
         data["position"]["sheet"] = {"range": [low, high]}
         sources["position.sheet"] = f"maker's sheet: {sheet.source}"
+    for joint, (a, b) in zip(joints, common([r["range"] for r in data["position"].values()]), strict=True):
+        if not a < b:
+            raise UrdfError(f"position: the ranges of {joint.name} by {list(data['position'])} have nothing in common")
+
+
+def _rates(data: dict[str, Any], chain: ArmChain, sheet: Sheet, urdf: str) -> None:
+    """Put velocities and what is above them into `data`, each with its source."""
+    joints, n, sources = chain.joints, len(chain.joints), data["sources"]
     for key, theirs in (("velocity", "velocity"), ("torque", "effort")):
         found = [getattr(j, theirs) for j in joints]
         if all(v > 0 for v in found):  # NaN is not
@@ -160,12 +174,14 @@ def _check_velocity(given: list[float], chain: ArmChain) -> None:
             )
 
 
-def _check_home(home: tuple[float, ...], chain: ArmChain) -> None:
-    if len(home) != len(chain.joints):
-        raise UrdfError(f"home: expected {len(chain.joints)} numbers, one a joint, found {len(home)}")
-    for joint, at in zip(chain.joints, home, strict=True):
-        if not joint.lower <= at <= joint.upper:
-            raise UrdfError(
-                f"home: found {at:g} of {joint.name}, which goes from {joint.lower:g} to {joint.upper:g} rad. "
-                "Expected rad: degrees times π/180"
-            )
+def _check_home(home: tuple[float, ...], data: dict[str, Any]) -> None:
+    """Refuse a home outside one of the ranges of position."""
+    if len(home) != len(data["joints"]):
+        raise UrdfError(f"home: expected {len(data['joints'])} numbers, one a joint, found {len(home)}")
+    for source, ends in data["position"].items():
+        for joint, at, low, high in zip(data["joints"], home, *ends["range"], strict=True):
+            if not low <= at <= high:
+                raise UrdfError(
+                    f"home: found {at:g} of {joint}, which goes from {low:g} to {high:g} rad by {source!r}. "
+                    "Expected rad: degrees times π/180"
+                )

@@ -17,15 +17,25 @@ POSES = 1000  # drawn at random, with one seed for all arms
 NEAR = 3  # links: a wrist's axes meet, and so its shapes
 ALWAYS = 0.98  # of the poses in which a pair touches: neighbours, which the shapes cannot tell apart
 CLEAR = 0.02  # m between capsules that are apart, of an arm of a Panda's size
+REACHES = 0.025  # m that the tool's point lies beyond the last shape that keeps off planes and boxes, as a Panda's does
 
 
 def capsules_of(offsets: Array, tcp: Array, radius: float) -> list[dict[str, Any]]:
-    """Return a capsule a link, from its joint to the next one; the last goes to the tool and may touch things."""
-    ends = [*offsets, tcp]
+    """Return a capsule a link, from its joint to the next one, and one for the tip.
+
+    The base and the tip may touch what is there (`scene` is false). The tip is what the tool's point needs to touch
+    it: the rest of the last link ends `radius` + REACHES before the point, and keeps off.
+    """
+    bodies = [(f"link{i}", i, end, i > 0) for i, end in enumerate(offsets)]
+    last, long = len(offsets), float(np.linalg.norm(tcp))
+    kept = 0.0 if long == 0.0 else max(0.0, 1.0 - (radius + REACHES) / long)
+    if kept:
+        bodies.append((f"link{last}", last, kept * tcp, True))
+    bodies.append(("tip", last, tcp, False))
     return [
-        {"name": f"link{i}", "link": i, "start": [0.0, 0.0, 0.0], "end": np.asarray(end).tolist(), "radius": radius}
-        | ({"scene": False} if i in (0, len(ends) - 1) else {})
-        for i, end in enumerate(ends)
+        {"name": name, "link": link, "start": [0.0, 0.0, 0.0], "end": np.asarray(end).tolist(), "radius": radius}
+        | ({} if kept_off else {"scene": False})
+        for name, link, end, kept_off in bodies
     ]
 
 

@@ -19,6 +19,7 @@ LARGEST = 2**24  # characters: meshes are not in it
 ELEMENTS, DEPTH = 200_000, 64
 JOINTS = 1000  # of a robot; chains are searched by link
 FAR = 10.0  # m between two joints of an arm; more is no metre
+TURN = 2 * math.pi + 1e-3  # rad: no file turns a frame further
 
 Triple = tuple[float, float, float]
 
@@ -51,7 +52,7 @@ class UrdfJoint:
     upper: float = math.nan
     velocity: float = math.nan  # rad/s, m/s
     effort: float = math.nan  # N·m, N
-    soft: tuple[float, float] | None = None  # of its <safety_controller>
+    soft: tuple[float, float] = (math.nan, math.nan)  # lower and upper, of its <safety_controller>
     mimic: Mimic | None = None
 
 
@@ -150,18 +151,22 @@ def _joint(element: Element) -> UrdfJoint:
     parent, child = (element.get(end, {}).get("link", "") for end in ("parent", "child"))
     if not (name and parent and child):
         raise UrdfError(f"{where}: expected a name, a <parent link=…> and a <child link=…>")
+    if left := [word for word in (name, parent, child) if "${" in word or "$(" in word]:
+        raise UrdfError(f"{where}: found {left[0][:80]!r}, which xacro fills in. Run `xacro file.xacro > file.urdf`")
     origin, mimic = element.get("origin", {}), element.get("mimic")
+    rpy = _triple(origin.get("rpy"), (0.0, 0.0, 0.0), f"{where}: origin rpy")
+    if max(map(abs, rpy)) > TURN:
+        raise UrdfError(f"{where}: origin rpy is {rpy}, more than a turn. A URDF is in radians: are these degrees?")
 
     def number(tag: str, key: str, default: float) -> float:
         return _numbers(element.get(tag, {}).get(key), (default,), f"{where}: {tag} {key}")[0]
 
     controller = "safety_controller"
-    given = {"soft_lower_limit", "soft_upper_limit"} <= element.get(controller, {}).keys()
-    soft = (number(controller, "soft_lower_limit", 0.0), number(controller, "soft_upper_limit", 0.0)) if given else None
+    soft = (number(controller, "soft_lower_limit", math.nan), number(controller, "soft_upper_limit", math.nan))
     return UrdfJoint(
         name, element[""].get("type", ""), parent, child,
         xyz=_triple(origin.get("xyz"), (0.0, 0.0, 0.0), f"{where}: origin xyz"),
-        rpy=_triple(origin.get("rpy"), (0.0, 0.0, 0.0), f"{where}: origin rpy"),
+        rpy=rpy,
         axis=_triple(element.get("axis", {}).get("xyz"), (1.0, 0.0, 0.0), f"{where}: axis xyz"),
         **{k: number("limit", k, math.nan) for k in ("lower", "upper", "velocity", "effort")},
         soft=soft,

@@ -16,6 +16,10 @@ from robopolicy.real.safety.kinematics import rotation
 
 FEWEST, MOST = 5, 7  # joints of an arm
 TURNS = 4 * math.pi + 1e-3  # rad: a range that goes further looks like degrees
+ENDLESS = (
+    ". A continuous joint has no range: in a copy of the file make it revolute, with lower and upper within ±3.14 rad. "
+    "The driver's own description may stay as it is"
+)
 EXACT = 1e-9  # of a rotation's elements: such a difference is rounding of the file
 
 
@@ -39,11 +43,12 @@ class ArmChain:
         return found | {"tcp": _clean(self.tcp)}
 
 
-def arm_of(urdf: Urdf, *, base: str | None = None, tip: str | None = None) -> ArmChain:
+def arm_of(urdf: Urdf, *, base: str | None = None, tip: str | None = None, ranges: bool = True) -> ArmChain:
     """Find the arm from link `base` to link `tip`.
 
     Args:
         base: None: the root. tip: None: where the tree has one end.
+        ranges: whether its joints must say how far they go; else they may be continuous, too.
 
     Raises:
         UrdfError: several ends or roots and none named, a joint on the way that is neither fixed nor revolute, or moves
@@ -55,7 +60,9 @@ def arm_of(urdf: Urdf, *, base: str | None = None, tip: str | None = None) -> Ar
     way = list(_way(urdf, base, tip))
     joints = tuple(j for j in way if j.type != "fixed")
     for joint in joints:
-        _check(joint)
+        _check_kind(joint, endless=not ranges)
+        if ranges:
+            _check_range(joint)
     if not FEWEST <= len(joints) <= MOST:
         raise UrdfError(
             f"urdf: from {base!r} to {tip!r} there are {len(joints)} revolute joints, "
@@ -123,19 +130,22 @@ def _way(urdf: Urdf, base: str, tip: str) -> Iterator[UrdfJoint]:
     yield from reversed(found)
 
 
-def _check(joint: UrdfJoint) -> None:
-    """Refuse a moving joint of the chain that is not a revolute one of its own with a range."""
+def _check_kind(joint: UrdfJoint, *, endless: bool) -> None:
+    """Refuse a moving joint of the chain that is not a revolute one of its own; `endless`: or a continuous one."""
     where = f"urdf: joint {joint.name!r}"
-    if joint.type != "revolute":
+    if joint.type != "revolute" and not (endless and joint.type == "continuous"):
         raise UrdfError(
             f"{where}: expected a revolute joint, found {joint.type!r}. Is it of a gripper or a carriage? End the arm "
-            "before it by tip=, or begin it after it by base="
-            + (". A continuous joint has no range: make it revolute, with limits" if joint.type == "continuous" else "")
+            "before it by tip=, or begin it after it by base=" + ENDLESS * (joint.type == "continuous")
         )
     if joint.mimic is not None:
         raise UrdfError(
             f"{where}: moves with {joint.mimic.joint!r} (<mimic>). Expected a joint of its own: choose tip="
         )
+
+
+def _check_range(joint: UrdfJoint) -> None:
+    where = f"urdf: joint {joint.name!r}"
     if math.isnan(joint.lower) or math.isnan(joint.upper):
         raise UrdfError(f"{where}: expected <limit> with lower and upper [rad], found none")
     if not joint.lower < joint.upper:

@@ -5,9 +5,8 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Mapping
 
-from robopolicy.real.arms.urdf import Urdf
+from robopolicy.real.arms.fingers import Fingers
 from robopolicy.real.arms.urdf_chain import ArmChain
 from robopolicy.real.ros2.channels import LineDelay
 
@@ -22,7 +21,7 @@ lead_ticks: {lead}            # a command is for so many ticks later: what its w
 joints:                  # name in the limits: name on the wire
 {joints}
 gripper: {gripper}  # opening between the pads [m] = sum of factor × position of these joints
-frames: {{base: base, tcp: tcp}}
+frames: {{base: base, tcp: tcp}}  # as policies call them: the links {base} and {tip}. Planes and boxes lie in {base}
 topics:
   joint_states: {{name: /joint_states, rate_hz: {rate:g}, reliability: reliable, depth: 10}}
 {gripper_states}  joint_commands: null
@@ -47,45 +46,26 @@ grace_s: 0.02
 """
 
 
-def fingers_of(urdf: Urdf, chain: ArmChain) -> dict[str, float]:
-    """Return the driven sliding joints beyond the arm, and the m of opening per m of each; mimics count with theirs."""
-    moved = {chain.joints[-1].child}
-    found: dict[str, float] = {}
-    inside = {j.name for j in chain.joints}
-    grew = True
-    while grew:
-        new = {j.child for j in urdf.joints.values() if j.parent in moved and j.name not in inside} - moved
-        moved, grew = moved | new, bool(new)
-    for joint in urdf.joints.values():
-        if joint.type == "prismatic" and joint.parent in moved and joint.name not in inside:
-            driver, factor = (joint.name, 1.0) if joint.mimic is None else (joint.mimic.joint, joint.mimic.multiplier)
-            found[driver] = found.get(driver, 0.0) + factor
-    return {k: v for k, v in found.items() if k in urdf.joints and v > 0 and urdf.joints[k].upper > 0}  # NaN: unknown
-
-
-def wiring_text(
-    chain: ArmChain, *, name: str, limits: str, fingers: Mapping[str, float], strokes: Mapping[str, float],
-    controller: str, rate_hz: float,
-) -> str:  # fmt: skip
+def wiring_text(chain: ArmChain, *, name: str, limits: str, fingers: Fingers, controller: str, rate_hz: float) -> str:
     """Return the YAML text.
 
     Args:
         limits: file of the profile, beside the wiring.
-        fingers: factors by joint; none: no gripper. strokes: m that each goes.
+        fingers: the gripper, or none.
         rate_hz: 1/s of /joint_states.
     """
-    high = round(sum(factor * strokes[joint] for joint, factor in fingers.items()), 6)
     grip = "null               # none, or one whose joints turn: write its factors above and its range here"
-    if fingers:
+    if fingers.factors:
         grip = (
             "{name: gripper, rate_hz: 20, reliability: reliable, depth: 1, durability: transient_local,\n"
-            f"            low: 0.0, high: {high:g}, speed: 0.05, squeeze: 0.01, after_fault: keep}}"
+            f"            low: 0.0, high: {fingers.high:g}, speed: 0.05, squeeze: 0.01, after_fault: keep}}"
         )
     hold = max(0.05, math.ceil(250 / rate_hz) / 100)
     return _TEXT.format(
-        name=name, limits=json.dumps(limits), controller=controller, rate=rate_hz, grip=grip, gripper_states="",
+        name=name, base=json.dumps(chain.base), tip=json.dumps(chain.tip), limits=json.dumps(limits),
+        controller=controller, rate=rate_hz, grip=grip, gripper_states="",
         joints="\n".join(f"  {json.dumps(j.name)}: {json.dumps(j.name)}" for j in chain.joints),
-        gripper=json.dumps(dict(fingers)), hold=hold, fault=max(0.2, 4 * hold), lead=3,
+        gripper=json.dumps(dict(fingers.factors)), hold=hold, fault=max(0.2, 4 * hold), lead=3,
     )  # fmt: skip
 
 

@@ -26,7 +26,7 @@ from robopolicy.real.safety import Profile
 ARMS = {"so101_follower": "so_follower", "so100_follower": "so_follower", "koch_follower": "koch_follower"}
 CAMERAS = {"opencv": "opencv", "intelrealsense": "realsense"}
 NAME = re.compile(r"\w[\w.-]*")  # of a calibration file, in LeRobot's folder
-SWEPT = 0.7  # of the limits' range: a calibration that covers less of it has its middle, the zero, elsewhere
+SWEPT = 0.9  # of the limits' range: by half of what is missing the middle of a calibration, the zero, may be off
 
 
 def make_robot(options: Mapping[str, Any]) -> Robot:

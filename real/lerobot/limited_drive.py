@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Mapping
@@ -28,6 +29,7 @@ from robopolicy.real.safety.tracking import checked
 from robopolicy.real.teleoperation.teleoperator import TeleopCommand
 from robopolicy.sim.arm import FINGER_STROKE
 
+RESERVE = 0.006  # s of a period that are left to the caller once it has its answer
 SILENCE = 0.25  # s without a target until the arm brakes and holds; LeRobot's loops pause between two episodes
 BRAKING = 0.6  # of the permitted acceleration, by which a far target is approached: the command trails its reference
 TINY = 1e-9  # rad
@@ -95,6 +97,7 @@ class LimitedDrive:
         self.targets, self.refused = Targets(BRAKING * self.given.acceleration, period), 0
         self._came, self._values, self._taken = threading.Condition(), dict[str, Any](), True
         self._ending, self._contexts, self._error = threading.Event(), ExitStack(), ""
+        self._observed, self._until = -math.inf, -math.inf  # when a reading was given, and when its period is over
         self._thread: threading.Thread | None = None
 
     @property
@@ -145,13 +148,18 @@ class LimitedDrive:
             patience = min(FIRST, self.wiring.arm.watchdogs["state"].fault)
             came = self._came.wait_for(lambda: not self._taken, timeout=patience)
             self._taken, values = True, self._values
+        now = time.monotonic()
+        self._observed, self._until = now, now + min(self.period, now - self._observed)
         self._check()
         if not came:
             raise SafetyError(f"robot: no state comes any more. {self.arm.error}")
         return dict(values)
 
     def want(self, action: Mapping[str, Any]) -> dict[str, float]:
-        """Take a target in LeRobot's names and units, and return the newest action that was sent to the motors.
+        """Take a target in LeRobot's names and units, and return the action that the motors have at the period's end.
+
+        It waits for that, since an action that is recorded beside a reading is where the arm goes in the period after
+        it. A caller that reads more often than once a `period` is not slowed down.
 
         Raises:
             SafetyError: another set of names, or the limits ended the motion.
@@ -170,6 +178,8 @@ class LimitedDrive:
             target, decoder = np.append(q, opening) if self.wiring.gripper else q, self.loop.decoder
             self.targets.newest = np.clip(target, decoder.low, decoder.high)
             self.loop.chain.feed("action", time.monotonic())
+        time.sleep(max(0.0, self._until - RESERVE - time.monotonic()))
+        self._until = -math.inf
         return dict(self.arm.sent_action)
 
     # -- inside -----------------------------------------------------------------------------------------------------

@@ -184,7 +184,8 @@ def run_live(
             session = Session(config, runtime, wiring, robot)
             with closing(session.pictures.clouds), bus.exchanging(session.arm):
                 runtime.warm_up(session.ready())
-                print(limits_in_force(session.profile), *not_claimed(session.profile), sep="\n", flush=True)
+                claims = not_claimed(session.profile) + session.arm.units.not_measured
+                print(limits_in_force(session.profile), *claims, sep="\n", flush=True)
                 for number, seed in enumerate(config.seeds, 1):
                     prompt = f"Enter begins episode {number} of {config.episodes}, q ends: "
                     if (episode := _episode(session, seed, prompt, ask)) is None:

@@ -15,6 +15,7 @@ from robopolicy.real.ros2.channels import WiringError
 from robopolicy.real.safety.array_ops import Array
 
 DEGREES, NORMALISED, PERCENT = "degrees", "range_m100_100", "range_0_100"  # LeRobot's MotorNormMode
+WHOLE = 2 * math.pi - 0.01  # rad: LeRobot's range of a motor that it does not ask to be moved between stops
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,6 +35,17 @@ class MotorUnits:
     high: Array
     gripper: str | None
     opening: float
+
+    @property
+    def not_measured(self) -> list[str]:
+        """Say of which joints LeRobot's calibration holds a whole turn: their zero is no middle between two stops."""
+        pairs = zip(self.motors, self.high - self.low, strict=True)
+        if not (turning := [name for name, wide in pairs if wide >= WHOLE]):
+            return []
+        return [
+            f"zero of {', '.join(turning)}: not measured. LeRobot gives such a joint a whole turn, its zero is where "
+            "it stood when you pressed ENTER to calibrate. Compare the arm at 0 with the drawing"
+        ]
 
     def state(self, values: Mapping[str, Any]) -> tuple[Array, float]:
         """Return joint angles [n] rad and the opening [m] of an observation by LeRobot.

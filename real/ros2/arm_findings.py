@@ -27,6 +27,7 @@ SHORTEST = 0.4  # s in which a gripper's messages are counted
 COARSE = 0.02  # rad: a joint whose position moves in larger steps is not followed
 MOST = 256  # joints of others that are told apart
 SLOWEST = 99.0  # percentile of latencies
+EARLY = 1e-3  # s that a state may arrive before its stamp: clocks that agree differ by less
 FEWEST = 20  # states that a delay is measured by
 MOVED = 0.02  # rad: a joint that went further shows its direction
 _FITS = "the URDF permits all that the limits permit, and its axes lie and turn as theirs; base and tool: not compared"
@@ -42,6 +43,7 @@ class Heard:
     empty: int = 0
     description: str | None = None
     fingers: int = 0  # messages with the gripper's joints
+    opening: float = 0.0  # m, of the newest of them
     publishers: StatePublishers = field(default_factory=StatePublishers)
 
     def take(
@@ -66,7 +68,7 @@ class Heard:
             self.publishers.take(role, gid, at)
         try:
             if gripper:
-                reader.read_gripper(message)
+                self.opening = reader.read_gripper(message)
                 self.fingers += 1
             if arm:
                 state = reader.read(message)
@@ -105,6 +107,7 @@ def findings(heard: Heard, wiring: Wiring) -> Iterator[Check]:
 def _gripper(heard: Heard, wiring: Wiring) -> Check:
     """Judge whether the gripper speaks, and where it does so apart, whether too often."""
     said, topic = f"{heard.fingers} messages of {list(wiring.gripper)}", wiring.topics[GRIPPER]
+    said += f", now {1000 * heard.opening:.0f} mm open: compare with the jaws" if heard.fingers else ""
     rate = None if topic is None else heard.publishers.rate(GRIPPER, SHORTEST)
     if topic is None or rate is None or rate <= FAST * topic.rate_hz:
         fix = "compare `gripper` and topics.gripper_states of the wiring with its driver"
@@ -145,9 +148,10 @@ def _times(at: Array, stamps: Array, wiring: Wiring) -> Iterator[Check]:
     low, middle, high = np.percentile(at - stamps, [0, 50, SLOWEST])
     said = f"{1000 * middle:.1f} ms in the middle, {1000 * high:.1f} ms in 99 of 100, from receipt to stamp"
     yield Check(
-        "latency", low > -patience and high < patience, said, "let both clocks agree (chrony, PTP), or relieve the line"
-    )
-    if wiring.output.type != "positions":  # these are played as they come
+        "latency", low > -EARLY and high < patience, f"{said}; a difference of the two clocks is in it",
+        "let both clocks agree (chrony, PTP): a state cannot arrive before its time. Or relieve the line",
+    )  # fmt: skip
+    if wiring.output.type != "positions" and low > -EARLY:  # positions are played as they come
         lead, needed = wiring.lead_ticks, math.ceil(2 * high / wiring.tick_s)
         yield Check(
             "lead", needed <= lead,
@@ -158,10 +162,12 @@ def _times(at: Array, stamps: Array, wiring: Wiring) -> Iterator[Check]:
 
 
 def measured_delay(heard: Heard) -> LineDelay | None:
-    """Return the delay of the states that were heard; None with too few of them, or without stamps that increase."""
+    """Return the delay of the states that were heard; None with too few of them, or stamps that do not increase, or
+    lie in the future.
+    """
     at, stamps = (np.array([s[k] for s in heard.states]) for k in (0, 1))
     gaps = np.diff(stamps)
-    if len(at) < FEWEST or not stamps.all() or (gaps <= 0.0).any():
+    if len(at) < FEWEST or not stamps.all() or (gaps <= 0.0).any() or (at - stamps).min() < -EARLY:
         return None
     middle, high = np.percentile(at - stamps, [50, SLOWEST])
     missing = float(np.maximum(np.rint(gaps / np.median(gaps)) - 1.0, 0.0).sum())

@@ -5,6 +5,7 @@ Read from `robot_description`, which every ROS driver publishes, or from a file.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from robopolicy.core.errors import closest
@@ -48,7 +49,7 @@ def check_urdf(profile: Profile, text: str, names: Sequence[str] | None = None) 
         if (joint := robot.joints.get(name)) is None:
             problems.append(f"{name}: is not in it. {closest(name, list(robot.joints))}")
             continue
-        if joint.type != "revolute":
+        if joint.type not in ("revolute", "continuous"):
             problems.append(f"{name}: expected a revolute joint, found {joint.type!r}")
         if before and before not in _ancestors(joint, robot):
             problems.append(f"{name}: does not come after {before}; the limits are of a chain in this order")
@@ -59,10 +60,13 @@ def check_urdf(profile: Profile, text: str, names: Sequence[str] | None = None) 
 
 
 def _limits(joint: UrdfJoint, profile: Profile, i: int) -> list[str]:
+    """Compare one joint's ends and velocity; a velocity of 0, or none, is none that the file knows."""
     found = []
+    lower, upper = (-math.pi, math.pi) if joint.type == "continuous" else (joint.lower, joint.upper)  # told modulo 2π
+    fastest = joint.velocity if joint.velocity > 0 else math.inf
     for key, ours, theirs, sign, unit in (
-        ("lower", profile.low[i], joint.lower, -1.0, "rad"), ("upper", profile.high[i], joint.upper, 1.0, "rad"),
-        ("velocity", profile.velocity[i], joint.velocity, 1.0, "rad/s"),
+        ("lower", profile.low[i], lower, -1.0, "rad"), ("upper", profile.high[i], upper, 1.0, "rad"),
+        ("velocity", profile.velocity[i], fastest, 1.0, "rad/s"),
     ):  # fmt: skip
         if not sign * ours <= sign * theirs + TOLERANCE:  # NaN: it has none
             found.append(

@@ -5,6 +5,7 @@ Compiled loops index these arrays without looking at their ends: every length mu
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 import pydantic
@@ -86,6 +87,9 @@ class _Data(_Model):
             raise ValueError(f"{wrong[0]}: expected one entry a joint, {n}, found {len(sized[wrong[0]])}")
         if wrong := [name for name, r in ranges.items() if not all(a < b for a, b in zip(*r.range, strict=True))]:
             raise ValueError(f"{wrong[0]}.range: low must be below high")
+        left = common([r.range for r in self.position.values()])
+        if wrong := [joint for joint, (a, b) in zip(self.joints, left, strict=True) if not a < b]:
+            raise ValueError(f"position: the ranges of {wrong[0]} have nothing in common")
         names = [c.name for c in self.capsules]
         if len(set(self.joints)) < n or len(set(names)) < len(names):
             raise ValueError("joints, capsules: a name is there twice")
@@ -94,6 +98,12 @@ class _Data(_Model):
         if strange := [name for pair in self.pairs for name in pair if name not in names]:
             raise ValueError(f"pairs: there is no capsule {strange[0]!r}")
         return self
+
+
+def common(ranges: Sequence[Sequence[Sequence[float]]]) -> list[tuple[float, float]]:
+    """Return low and high by joint that are left of `ranges`, each rows of low and high."""
+    low, high = (zip(*(r[k] for r in ranges), strict=True) for k in (0, 1))
+    return [(max(a), min(b)) for a, b in zip(low, high, strict=True)]
 
 
 _BY_JOINT = ("velocity", "acceleration", "jerk", "torque", "torque_rate", "home")

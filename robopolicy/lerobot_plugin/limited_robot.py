@@ -82,7 +82,8 @@ class LimitedRobot(Robot):
 
         profile = self.drive.start()
         self.calibration = self.arm.calibration
-        print(limits_in_force(profile), *not_claimed(profile), sep="\n", flush=True)
+        claims = not_claimed(profile) + self.drive.arm.units.not_measured
+        print(limits_in_force(profile), *claims, sep="\n", flush=True)
 
     @check_if_already_connected
     def calibrate(self) -> None:
@@ -108,7 +109,7 @@ class LimitedRobot(Robot):
 
     @check_if_not_connected
     def send_action(self, action: dict[str, Any]) -> dict[str, float]:
-        """Take a target, and return the newest action that the limits let through to the motors.
+        """Take a target, and return the action that the limits have let through to the motors as the period ends.
 
         LeRobot 0.6.1 records the dictionary that it gives, not the returned one. So the action that was sent is
         written into `action`, too.

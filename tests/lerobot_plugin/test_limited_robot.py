@@ -196,6 +196,24 @@ def test_a_dictionary_that_is_sent_again_keeps_its_target(robot):
     assert sent["shoulder_pan.pos"] == action["shoulder_pan.pos"] == pytest.approx(10.0, abs=0.1)
 
 
+def test_the_action_of_a_reading_is_what_the_motors_have_as_its_period_ends(robot):
+    """Else a recorded arm would be told to stay where it already goes, and a policy of that be slow."""
+    assert min(answered(robot, 8, pause=1 / 30)) > 0.02, "of 33 ms"
+    assert min(answered(robot, 6, pause=0.0)) < 0.02, "a caller that is faster"
+
+
+def answered(robot, times, *, pause):
+    """Return how long each call took until it had the action, s."""
+    waits = []
+    for _ in range(times):
+        robot.get_observation()
+        begun = time.monotonic()
+        robot.send_action(pose(10.0))
+        waits.append(time.monotonic() - begun)
+        time.sleep(max(0.0, pause - waits[-1]))
+    return waits
+
+
 def test_a_far_target_is_approached_by_braking_in_time(bench, robot):
     drive(robot, 2.5, pose(40.0))
     first = np.rad2deg(np.array(bench.commands)[:, 0])

@@ -82,10 +82,15 @@ class Streams:
         if not self.wiring.gripper:
             return joints
         opening = measured[:, 2 * n]
-        if self.grip is not None and self.commanded and len(self.grip.arrived):
+        if self.grip is not None and self.commanded and self.told_gripper:
             index = newest(self.grip, at)
             opening = np.where(index >= 0, self.grip.values[index], opening)
         return np.concatenate([joints, opening[:, None]], axis=1)
+
+    @property
+    def told_gripper(self) -> bool:
+        """Whether an opening that was asked for is in the bag."""
+        return self.grip is not None and len(self.grip.arrived) > 0
 
     def intervened(self, at: Array) -> NDArray[np.bool_]:
         """Return [T] whether a human drove."""

@@ -64,7 +64,7 @@ def convert_bags(
     def streams_of(bag: Bag) -> Streams:
         return Streams(bag, robot, commanded=o.action == "commanded", image_size=o.image_size)
 
-    begun = streams_of(bags[0])
+    begun, ungripped = streams_of(bags[0]), list[str]()
     first, frames, marked = features_of(begun, robot), 0, 0
     with DatasetWriter(
         out, observation=first | ({TASK: Feature((), "int64")} if len(set(tasks)) > 1 else {}),
@@ -88,12 +88,26 @@ def convert_bags(
             marks = {"intervention": episode.intervention}
             add_episode(writer, episode.obs, episode.action, success=success, task=task, seed=number, marks=marks)
             frames, marked = frames + len(episode.action), marked + int(episode.intervention.sum())
+            if streams.commanded and robot.gripper and not streams.told_gripper:
+                ungripped.append(path.name)
         if not writer.num_episodes:
             raise DataError(f"recording={recording}: no episode to keep of {len(bags)}: {left_out}")
-    why = "".join(f"\n  left out {name}: {reason}" for name, reason in left_out.items())
+    why = "".join(f"\n  left out {name}: {reason}" for name, reason in left_out.items()) + _measured(robot, ungripped)
     print(f"{writer.num_episodes} episodes, {frames} frames of {_brief(first)} in {out}; in {marked} of them a human "
           f"drove{why}")  # fmt: skip
     return Converted(out, writer.num_episodes, frames, marked, left_out)
+
+
+def _measured(robot: Wiring, bags: list[str]) -> str:
+    """Say that the gripper's actions of some bags are measured ones; "" where there are none."""
+    if not bags:
+        return ""
+    topic = None if robot.grip is None else robot.grip.name
+    return (
+        f"\n  gripper: no opening that was asked for is in {bags} (topics.gripper: {topic}; goals of an action never "
+        "are), so actions hold the measured one. Around an object that is its width: a policy that asks for it does "
+        "not press"
+    )
 
 
 def _tasks_of(bags: list[Bag], options: BagOptions) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from robopolicy.core.errors import RobopolicyError
 from robopolicy.real.arms.new import arm_new
 from robopolicy.real.arms.urdf import UrdfError
 from robopolicy.real.control.arm_kinematics import kinematics_of
-from robopolicy.real.ros2.urdf import check_urdf
+from robopolicy.real.ros2.urdf import check_urdf, contradictions
 from robopolicy.real.ros2.wiring import load_wiring
 from robopolicy.real.safety import CommandLimiter, load_profile
 from robopolicy.real.safety.audit import joint_violations, space_violations
@@ -23,7 +24,7 @@ from tests.real.arms.robots import joint, random_arm, robot, simple
 DT = 0.004
 FINGERS = (
     joint("finger", "l6", "f1", type="prismatic", limit='lower="0" upper="0.04" velocity="0.1"'),
-    joint("finger2", "l6", "f2", type="prismatic", more='<mimic joint="finger" multiplier="1"/>'),
+    joint("finger2", "l6", "f2", type="prismatic", axis=(0, 0, -1), more='<mimic joint="finger" multiplier="1"/>'),
 )
 
 
@@ -66,24 +67,72 @@ def test_every_number_says_where_it_is_from(tmp_path):
     assert all(key in labelled for key in numbers), "a label for each"
 
 
-def test_soft_limits_count_where_they_are_tighter(tmp_path):
-    soft = {"more": '<safety_controller soft_lower_limit="-1" soft_upper_limit="1.5" k_velocity="1"/>'}
-    arm_new(urdf=file_of(tmp_path, simple(6, **{f"j{i}": soft for i in range(1, 7)})), out=tmp_path)
-    assert load_wiring(str(tmp_path / "robot.yaml")).profile().maker["high"].tolist() == [1.5] * 6
+SOFT = {"more": '<safety_controller soft_lower_limit="-1" soft_upper_limit="1.5" k_velocity="1"/>'}
+UPPER = {"more": '<safety_controller soft_upper_limit="1.5" k_velocity="1"/>'}
 
 
-def test_fingers_that_mimic_one_another_are_one_gripper(tmp_path):
-    text = simple().replace("</robot>", "<link name='f1'/><link name='f2'/>" + "".join(FINGERS) + "</robot>")
-    wiring = load_wiring(str(arm_new(urdf=file_of(tmp_path, text), out=tmp_path, tip="tool")))
+@pytest.mark.parametrize(
+    ("soft", "low", "high"),
+    [
+        ({f"j{i}": SOFT for i in range(1, 7)}, [-1.0] * 6, [1.5] * 6),
+        ({"j2": SOFT, "j4": UPPER}, [-2.5, -1, -2.5, -2.5, -2.5, -2.5], [2.5, 1.5, 2.5, 1.5, 2.5, 2.5]),
+    ],
+)
+def test_soft_limits_count_where_they_are_tighter(tmp_path, soft, low, high):
+    arm_new(urdf=file_of(tmp_path, simple(6, **soft)), out=tmp_path)
+    found = load_wiring(str(tmp_path / "robot.yaml")).profile()
+    assert found.maker["low"].tolist() == low and found.maker["high"].tolist() == high
+    label = found.data["sources"]["position.urdf, soft"]
+    assert all((f"'j{i}'" in label) == (soft.get(f"j{i}") is not SOFT) for i in range(1, 7)), label
+
+
+def with_fingers(*fingers):
+    return simple().replace("</robot>", "<link name='f1'/><link name='f2'/>" + "".join(fingers) + "</robot>")
+
+
+def test_fingers_that_mimic_one_another_are_one_gripper(tmp_path, capsys):
+    path = file_of(tmp_path, with_fingers(*FINGERS))
+    wiring = load_wiring(str(arm_new(urdf=path, out=tmp_path, tip="tool")))
     assert wiring.gripper == {"finger": 2.0} and wiring.grip is not None and wiring.grip.high == 0.08
+    assert "gripper: {'finger': 2.0}, closed at 0, 80 mm open" in capsys.readouterr().out
 
 
-def test_a_gripper_whose_opening_is_unknown_is_left_out_and_named(tmp_path, capsys):
-    back = joint("finger", "l6", "f1", type="prismatic", limit='lower="-0.04" upper="0" velocity="0.1"')
-    text = simple().replace("</robot>", "<link name='f1'/>" + back + "</robot>")
-    wiring = load_wiring(str(arm_new(urdf=file_of(tmp_path, text), out=tmp_path, tip="tool")))
+def finger(number, side=1, lower=0.0, upper=0.04, at=0.0, **more):
+    return joint(f"finger{number}", "l6", f"f{number}", type="prismatic", axis=(0, side, 0), xyz=(0, at, 0.05),
+                 limit=f'lower="{lower}" upper="{upper}" velocity="0.1"', **more)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("fingers", "why"),
+    [
+        ([finger(1)], r"expected two fingers that slide, found \['finger1'\]"),
+        ([finger(1, lower=-0.04, upper=0), finger(2, -1)], r"\['finger1'\] do not go from 0 to some positive end"),
+        ([finger(1), finger(2)], "do not part by 0.08 m"),
+        ([finger(1, -1, at=0.04), finger(2, 1, at=-0.04)], "do not part by 0.08 m"),  # open at 0
+        ([finger(1), finger(2, -1, more='<mimic joint="finger1" offset="0.01"/>')], "follow with an offset"),
+        (
+            [joint("knuckle", "l6", "k"), finger(1), finger(2, -1, more='<mimic joint="knuckle" multiplier="0.1"/>')],
+            r"follow \['knuckle'\], which do not slide",
+        ),
+    ],
+)
+def test_a_gripper_whose_opening_is_unknown_is_left_out_and_named(tmp_path, capsys, fingers, why):
+    wiring = load_wiring(str(arm_new(urdf=file_of(tmp_path, with_fingers(*fingers)), out=tmp_path, tip="tool")))
     assert wiring.gripper == {} and wiring.grip is None
-    assert "no gripper: ['finger'] slide" in capsys.readouterr().out
+    assert re.search(f"no gripper: .*{why}", capsys.readouterr().out)
+
+
+@pytest.mark.parametrize("high", [0.05, 0.3])
+def test_a_long_tool_keeps_off_a_plane_but_for_its_tip(tmp_path, high):
+    """The tool's point may come close to a plane, the body of the tool may not be in it."""
+    text = simple().replace("0.02 0.10000000000000001", f"0 {high}")
+    profile = load_wiring(str(arm_new(urdf=file_of(tmp_path, text), out=tmp_path, radius=0.03))).profile()
+    kept = [c for c in profile.data["capsules"] if c["link"] == 6 and c.get("scene", True)]
+    reach = np.linalg.norm(kept[0]["end"]) if kept else 0.0
+    assert reach == pytest.approx(max(0.0, high - 0.055), abs=1e-9)
+    assert (
+        profile.data["capsules"][-1]["scene"] is False and "'link0', 'tip'" in profile.data["sources"]["capsules.scene"]
+    )
 
 
 @pytest.mark.parametrize(
@@ -108,12 +157,33 @@ def test_a_gripper_whose_opening_is_unknown_is_left_out_and_named(tmp_path, caps
         (simple(), {"acceleration": (3.0,) * 5, "source": "x"}, "acceleration: expected one number, or 6.*found 5"),
         (simple(), {"high": 3.0, "source": "x"}, "low, high: expected both"),
         (simple(), {"radius": 0.4}, "radius: the capsules of link0 and link4 touch"),
+        (simple(), {"low": 3.0, "high": 4.0, "source": "x"}, "position: the ranges of j1 by .* have nothing in common"),
+        (simple(), {"low": -1.0, "high": 1.0, "source": "x", "home": (2.0,) * 6}, "home: found 2 of j1.* by 'sheet'"),
+        (simple(), {"name": "ur5e"}, "name: limits called 'ur5e' ship with robopolicy.*name=my_ur5e"),
+        (simple(6, j3={"rpy": (0, 90, 0)}), {}, r"rpy is \(0.0, 90.0, 0.0\).*are these degrees"),
+        (simple().replace("l3", "${side}l3"), {}, "which xacro fills in"),
+        (simple(6, j6={"type": "continuous"}), {}, "in a copy of the file make it revolute"),
     ],
 )
 def test_what_is_missing_is_named(tmp_path, text, keys, why):
     with pytest.raises(RobopolicyError, match=why):
         arm_new(urdf=file_of(tmp_path, text), out=tmp_path, **keys)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["arm.urdf"], "nothing half written"
+
+
+@pytest.mark.parametrize("limit", ['lower="-2" upper="2" effort="0" velocity="0"', 'lower="-2" upper="2"'])
+def test_an_exporter_that_writes_no_velocity_leaves_it_to_the_sheet(tmp_path, limit):
+    text = simple(6, **{f"j{i}": {"limit": limit} for i in range(1, 7)})
+    wiring = load_wiring(str(arm_new(urdf=file_of(tmp_path, text), out=tmp_path, velocity=2.0, source="x")))
+    assert contradictions(wiring.profile(), text, wiring.joints) == []
+
+
+@pytest.mark.parametrize(("high", "fits"), [(3.1, True), (5.0, False)])
+def test_a_driver_may_call_a_joint_continuous_that_the_limits_end_within_a_turn(tmp_path, high, fits):
+    copy = simple(6, j6={"limit": f'lower="-3.1" upper="{high}" velocity="2"'})
+    wiring = load_wiring(str(arm_new(urdf=file_of(tmp_path, copy), out=tmp_path)))
+    found = contradictions(wiring.profile(), simple(6, j6={"type": "continuous"}), wiring.joints)
+    assert found == [] if fits else "j6: upper is 3.14159 rad, the limits go to 4.9" in found[0]
 
 
 def test_files_are_not_overwritten(tmp_path):

@@ -25,12 +25,12 @@ def test_it_connects_and_keeps_the_limits_within_the_calibration(tmp_path):
 
 def test_limits_end_where_the_calibration_ends(tmp_path):
     rig = Rig(tmp_path)
-    rig.calibration["shoulder_pan"].range_min += 200
-    rig.calibration["shoulder_pan"].range_max -= 200
+    rig.calibration["shoulder_pan"].range_min += 100
+    rig.calibration["shoulder_pan"].range_max -= 100
     rig.save(rig.calibration)
     rig.port.__init__(rig.calibration, clock=rig.time.clock, sleep=rig.time.sleep)
     _, profile = connect(rig.robot(), rig.wiring, PROFILE)
-    expected = PROFILE.high[0] - 199 * 2 * np.pi / 4095
+    expected = PROFILE.high[0] - 99 * 2 * np.pi / 4095
     assert profile.high[0] == pytest.approx(expected, abs=2e-3) and profile.low[0] == pytest.approx(-expected, abs=2e-3)
     np.testing.assert_array_equal(profile.high[1:], PROFILE.high[1:])
     assert profile.digest != PROFILE.digest
@@ -67,9 +67,21 @@ def test_a_calibration_of_another_arm_is_refused(tmp_path):
     assert not rig.port.is_open
 
 
-def test_a_joint_that_was_not_swept_whole_is_refused(tmp_path):
+@pytest.mark.parametrize(("motor", "said"), [("wrist_roll", ["zero of wrist_roll: not measured"]), (None, [])])
+def test_a_zero_that_no_stops_tell_is_said(tmp_path, motor, said):
     rig = Rig(tmp_path)
-    rig.calibration["wrist_flex"].range_max -= 1000
+    if motor is not None:
+        rig.calibration[motor].range_min, rig.calibration[motor].range_max = 0, 4095
+        rig.save(rig.calibration)
+        rig.port.__init__(rig.calibration, clock=rig.time.clock, sleep=rig.time.sleep)
+    units, _ = connect(rig.robot(), rig.wiring, PROFILE)
+    assert [text.partition(".")[0] for text in units.not_measured] == said
+
+
+@pytest.mark.parametrize("missing", [250, 1000])
+def test_a_joint_that_was_not_swept_whole_is_refused(tmp_path, missing):
+    rig = Rig(tmp_path)
+    rig.calibration["wrist_flex"].range_max -= missing
     rig.save(rig.calibration)
     with pytest.raises(WiringError, match=r"calibration: wrist_flex was moved through \d+°, the limits have 190°"):
         connect(rig.robot(), rig.wiring, PROFILE)

@@ -83,6 +83,7 @@ T = np.arange(200)[:, None] / 100
         ({"rate": 200.0}, "rate", "200.0 Hz of 100, expected 150 at most"),
         ({"late": 0.5}, "latency", "500.0 ms"),
         ({"late": -0.5}, "latency", "-500.0 ms"),
+        ({"late": -0.015}, "latency", "-15.0 ms"),  # the arm's clock is ahead
         ({"qd": -0.4 * np.cos(2 * T) * np.eye(6)[:1]}, "direction of j1", "-1.00 times"),
         ({"qd": np.rad2deg(0.4) * np.cos(2 * T) * np.eye(6)[:1]}, "direction of j1", "57.* times"),
         ({"q": np.round(0.2 * np.sin(2 * T) / 0.1) * 0.1 * np.eye(6)[:1]}, "resolution", "1.0e-01"),
@@ -113,6 +114,7 @@ def test_the_delay_is_measured(wired):
     assert failed(wired, heard_of(wired, late=0.009)) == {
         "lead": "a state and its command need 18.0 ms, of 12 by lead_ticks"
     }
+    assert "lead" not in {c.name for c in findings(heard_of(wired, late=-0.015), wired)}, "nothing is known of it"
     for late, fix in ((0.009, "set lead_ticks: 5,"), (0.06, "lead_ticks may be 25 at most")):
         assert fix in next(c.fix for c in findings(heard_of(wired, late=late), wired) if c.name == "lead")
 
@@ -122,7 +124,8 @@ def test_the_delay_is_measured(wired):
     lambda wiring: heard_of(wiring, seconds=0.1),
     lambda wiring: Heard(states=[(s[0], 5.0, *s[2:]) for s in heard_of(wiring).states]),
     lambda wiring: Heard(states=[(s[0], 0.0, *s[2:]) for s in heard_of(wiring).states]),
-], ids=["none", "few", "equal stamps", "no stamps"])  # fmt: skip
+    lambda wiring: heard_of(wiring, late=-0.015),
+], ids=["none", "few", "equal stamps", "no stamps", "stamps in the future"])  # fmt: skip
 def test_no_delay_is_made_up(wired, heard):
     assert measured_delay(heard(wired)) is None
 

@@ -261,12 +261,16 @@ def test_times_that_are_wrong_are_named(drive, tmp_path, change, what):
         frames_of(found, WIRING, DT)
 
 
-def test_an_episode_that_cannot_be_used_is_left_out_and_said(drive, tmp_path):
+def test_an_episode_that_cannot_be_used_is_left_out_and_said(drive, tmp_path, capsys):
     short = [m for m in drive if m[0] != "camera/front/image_raw"]
     write(tmp_path / "bags" / "a", without("joint_states", 1.0, 1.2, short))
     write(tmp_path / "bags" / "b", short)
     made = convert(recording=tmp_path / "bags", out=tmp_path / "d", bag=BagOptions(**OPTIONS))
     assert made.episodes == 1 and list(made.left_out) == ["a"] and "a gap of" in made.left_out["a"]
+    assert "gripper:" not in capsys.readouterr().out
+    write(tmp_path / "silent", [m for m in short if m[0] != "gripper"])
+    convert(recording=tmp_path / "silent", out=tmp_path / "s", bag=BagOptions(**OPTIONS))
+    assert "gripper: no opening that was asked for is in ['silent']" in capsys.readouterr().out
     (tmp_path / "bags" / "b").rename(tmp_path / "b")
     with pytest.raises(DataError, match=r"no episode to keep of 1: .*a gap of"):
         convert(recording=tmp_path / "bags", out=tmp_path / "e", bag=BagOptions(**OPTIONS))
