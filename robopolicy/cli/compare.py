@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from robopolicy.cli.task_label import task_label
 from robopolicy.config.schema import Count, Device, Natural, Node
 from robopolicy.core.command_line import argument
 from robopolicy.core.errors import ConfigError
@@ -80,10 +81,14 @@ def compare(
     result = compare_pooled(
         [rows for _, rows, _ in found], [rows for _, _, rows in found], pair_names=pairs, names=names
     )
-    mark = label(deterministic=deterministic, split=split)
+    mark = label(task_label(task, places[0]), deterministic=deterministic, split=split)
     file = result.save((out or places[0].out) / f"{joined('training_seeds', mark)}.json")
     print(f"\n{result.text()}\nthe pooled comparison is in {file}")
     return result
+
+
+def _dashed(*parts: str) -> str:
+    return "-".join(filter(None, parts))
 
 
 def _check_copies(b: tuple[Path, ...], places: list[PolicyRef]) -> None:
@@ -119,14 +124,15 @@ def _compare_pair(
     if called[0] == called[1] or not all(called):
         raise ConfigError(f"names: expected two different names, found {list(called)}; they name the files of the rows")
     how: dict[str, Any] = {"deterministic": deterministic, "split": split}
-    label_a = label(called[0], checkpoint=place_a.checkpoint, **how)
-    label_b = label(called[1] if called[1] != place_b.name else "", checkpoint=place_b.checkpoint, **how)
+    other, own = task_label(task, place_b), called[1] if called[1] != place_b.name else ""
+    label_a = label(_dashed(called[0], other), checkpoint=place_a.checkpoint, **how)
+    label_b = label(_dashed(own, other), checkpoint=place_b.checkpoint, **how)
     env = env_of(task, place_b if trained_task(place_b) else place_a, min(num_envs, episodes))
     first, second = (load_policy(path, device=device, env=env.spec) for path in (a, b))
     rows_a = evaluated_rows(first, env, place_a, label_a, episodes, split, deterministic)
     rows_b = evaluated_rows(second, env, place_b, label_b, episodes, split, deterministic)
     result = comparing.compare(rows_a, rows_b, names=called)
-    mark = label(checkpoint=place_b.checkpoint, **how)
+    mark = label(other, checkpoint=place_b.checkpoint, **how)
     result.save(place_b.out / f"{joined('comparison', mark)}.json")
     print(result.text())
     if len(changes := forgetting(rows_a, rows_b)) > 1:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from robopolicy.cli.eval_suite import evaluate_suite
+from robopolicy.cli.task_label import task_label
 from robopolicy.config.instantiate import build
 from robopolicy.config.schema import Count, Device, Natural, Node
 from robopolicy.core.errors import ConfigError
@@ -61,7 +62,7 @@ def evaluate(
         videos: number of films, failures first. out: folder of rows and films; None: the run directory, or
             <policy>-results beside a policy that lies in none.
         name: of the rows: episodes-<name>.csv. jobs: processes of a suite; None: one a core, at most one a task.
-        task: node of the task; None: the one that the run was trained on.
+        task: node of the task; None: the one that the run was trained on. Rows of another one are called after it.
         split: seeds of the episodes: test or validation. deterministic: use the policy's mode in place of a sample.
         num_envs: N, envs at a time. device: of the networks. threads: of torch; None: torch's choice.
 
@@ -83,7 +84,8 @@ def evaluate(
     check_sampling(sampling or {}, "sampling")
     sampler = "-".join(f"{k}-{v}" for k, v in sorted((sampling or {}).items()))
     name = name or "-".join(
-        (["imagined"] if world is not None else [])
+        [other for other in [task_label(task, place)] if other]
+        + (["imagined"] if world is not None else [])
         + ([f"memory-{memory.name}"] if memory is not None else [])
         + ([sampler] if sampler else [])
     )

@@ -11,6 +11,7 @@ from typing import Any
 from robopolicy.cli.gate_world import in_world
 from robopolicy.config.schema import Count, Fraction, Node
 from robopolicy.core.errors import ConfigError, SpecError
+from robopolicy.core.trees import flatten
 from robopolicy.core.types import BASE_ACTION
 from robopolicy.datasets.compatibility import misfits
 from robopolicy.datasets.episodes import Episodes, concatenate, take
@@ -22,7 +23,7 @@ from robopolicy.evaluation.policy_ref import PolicyRef
 from robopolicy.runs.checkpointer import load_policy
 from robopolicy.runs.inputs import same_input, there
 from robopolicy.runs.logger import Tracker
-from robopolicy.runs.run_dir import read_config
+from robopolicy.runs.run_dir import CONFIG, read_config
 from robopolicy.utils.atomic import write_atomically
 from robopolicy.utils.threads import set_threads
 
@@ -176,9 +177,10 @@ def run_of(policy: Path) -> tuple[Path | None, dict[str, Any]]:
 
 
 def lineage(name: str, run: Path | None, config: dict[str, Any]) -> Iterator[tuple[str, Path | None, dict[str, Any]]]:
-    """Yield (name, run, config) of a policy and of the policies that it learned from, as far as they still lie there.
+    """Yield (name, run, config) of a policy, and of the policies and world models that it learned from or in, as far as
+    they still lie there.
 
-    What a teacher or a base learned from shows in its student.
+    What a teacher, a base or a model learned from shows in its student.
     """
     seen, ahead = set[Path](), [(name, run, config)]
     while ahead:
@@ -190,22 +192,26 @@ def lineage(name: str, run: Path | None, config: dict[str, Any]) -> Iterator[tup
         for key in ("teacher", "base"):
             if isinstance(text := its.get(key), str) and (path := there(text)) is not None and path.is_dir():
                 ahead.append((f"{called}'s {key}", *run_of(path)))
+        flat = flatten(its)
+        for key in ("world.model", "loop.synthetic.model", "loop.init"):
+            if isinstance(text := flat.get(key), str) and (path := there(text)) is not None:
+                model = next((p for p in (path, *path.parents[:3]) if (p / CONFIG).is_file()), None)
+                ahead.append((f"{called}'s {key}", model, (read_config(model) if model else None) or {}))
 
 
 def unseen_share(
     run: Path | None, config: dict[str, Any], dataset: Path, share: float | None, *, policy: str = "candidate"
 ) -> float:
     """Return the share of the episodes to judge on; those that the policy learned from are refused."""
-    loop = config.get("loop") or {}
-    learned = {"dataset": config.get("dataset")}
-    learned |= {f"loop.rollouts.{name}": path for name, path in (loop.get("rollouts") or {}).items()}
-    found = [key for key, path in learned.items() if run is not None and same_input(run, key, path, str(dataset))]
+    loop, flat = config.get("loop") or {}, flatten(config)
+    keys = [k for k in flat if k in ("dataset", "world.dataset") or k.startswith(("loop.rollouts.", "loop.data."))]
+    found = [key for key in keys if run is not None and same_input(run, key, flat[key], str(dataset))]
     if not found:
         return 1.0 if share is None else share
-    if "dataset" in found:
+    if whole := [key for key in found if not key.startswith("loop.rollouts.")]:
         raise ConfigError(
-            f"dataset={dataset}: the {policy} learned from all of it, as its dataset=. Give episodes that it did not "
-            "learn from: record others."
+            f"dataset={dataset}: the {policy} learned from all of it, as its {whole[0]}=. Give episodes that it did "
+            "not learn from: record others."
         )
     kept = float(loop.get("held_out") or 0.0)
     share = kept if share is None else share

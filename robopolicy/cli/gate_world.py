@@ -43,7 +43,7 @@ def in_world(
         if at is not None and _learned_in(at, its, model, str(world.get("model"))):
             raise ConfigError(
                 f"world.model={world['model']}: the {name} learned in this world model, or in one that it was made "
-                "from, and so fits its errors. Train another one."
+                "from, or is one of them, and so fits its errors. Train another one."
             )
     env = _env(world, seed)
     if world.get("starts"):

@@ -9,6 +9,7 @@ Axes: S training seeds of a setting, which may differ from task to task; E episo
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from statistics import fmean
 
@@ -16,7 +17,14 @@ import numpy as np
 from scipy.stats import trim_mean
 
 from robopolicy.core.errors import ConfigError
-from robopolicy.evaluation.statistics import Interval, crossed_draws, wilson
+from robopolicy.evaluation.statistics import (
+    Interval,
+    Pairs,
+    crossed_draws,
+    paired_difference,
+    unpaired_difference,
+    wilson,
+)
 
 _RESAMPLES = 10_000
 
@@ -90,6 +98,10 @@ def pooled_rate(tables: Sequence[np.ndarray], *, level: float = 0.95) -> Interva
 def pooled_difference(a: Sequence[np.ndarray], b: Sequence[np.ndarray], *, paired: bool, level: float) -> Interval:
     """Return the difference B − A of `pooled_rate`.
 
+    It is no narrower than the score interval of all outcomes as if they were independent (Tango's where `paired`, else
+    Newcombe's): the bootstrap is a point where no outcome differs. Intervals of tasks join by the squares of their
+    lengths.
+
     Args:
         a, b: as `pooled_rate`, in the same order of tasks.
         paired: row i of both is the same training seed, and the columns are the same episodes.
@@ -99,7 +111,20 @@ def pooled_difference(a: Sequence[np.ndarray], b: Sequence[np.ndarray], *, paire
         draws = [_draws(y - x, i) for i, (x, y) in enumerate(zip(a, b, strict=True))]
     else:
         draws = [_draws(y, 2 * i + 1) - _draws(x, 2 * i) for i, (x, y) in enumerate(zip(a, b, strict=True))]
-    return _interval(draws, value, level)
+    found = _interval(draws, value, level)
+    if any(table.shape[1] == 1 for table in (*a, *b)):  # rates, whose episodes are not known
+        return found
+    scores = [_score_difference(x, y, paired, level) for x, y in zip(a, b, strict=True)]
+    below, above = (math.hypot(*lengths) / len(scores) for lengths in
+                    zip(*((s.value - s.low, s.high - s.value) for s in scores), strict=True))  # fmt: skip
+    return Interval(value, max(-1.0, min(found.low, value - below)), min(1.0, max(found.high, value + above)))
+
+
+def _score_difference(a: np.ndarray, b: np.ndarray, paired: bool, level: float) -> Interval:
+    """Return the score interval of the outcomes [S E] of two settings on one task."""
+    if paired:
+        return paired_difference(Pairs.of(a.ravel() > 0.5, b.ravel() > 0.5), level=level)
+    return unpaired_difference(*(wilson(int((x > 0.5).sum()), x.size, level=level) for x in (a, b)))
 
 
 def _draws(table: np.ndarray, seed: int) -> np.ndarray:

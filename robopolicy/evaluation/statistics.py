@@ -153,22 +153,15 @@ def bootstrap(
     return Interval(statistic([value for group in groups for value in group]), low, high)
 
 
-def crossed_bootstrap(values: np.ndarray, *, level: float = 0.95, resamples: int = 10_000, seed: int = 0) -> Interval:
-    """Percentile bootstrap of the mean of `values` [S E]: S training seeds that met the same E episodes.
+def crossed_draws(values: np.ndarray, *, resamples: int, seed: int) -> np.ndarray:
+    """Return the means [resamples] of `values` [S E] with rows and columns resampled: S training seeds, E episodes.
 
     Rows and columns are resampled independently, so training seeds and shared episodes both count: the pigeonhole
-    bootstrap of Owen (2007), Ann. Appl. Stat. 1, 386–411, mildly conservative. With fewer than about ten rows it is too
-    narrow all the same: give the rows as well.
+    bootstrap of Owen (2007), Ann. Appl. Stat. 1, 386–411, mildly conservative. With fewer than about ten rows its
+    intervals are too narrow all the same: give the rows as well.
     """
-    draws = crossed_draws(values, resamples=resamples, seed=seed)
-    low, high = np.quantile(draws, [(1 - level) / 2, (1 + level) / 2]).tolist()
-    return Interval(float(values.mean()), low, high)
-
-
-def crossed_draws(values: np.ndarray, *, resamples: int, seed: int) -> np.ndarray:
-    """Return the means [resamples] of `values` [S E] with rows and columns resampled, as `crossed_bootstrap`."""
     if values.ndim != 2 or not values.size:
-        raise ConfigError(f"crossed_bootstrap: expected values [S E] with S, E ≥ 1, found shape {list(values.shape)}")
+        raise ConfigError(f"crossed_draws: expected values [S E] with S, E ≥ 1, found shape {list(values.shape)}")
     rng, (rows, columns) = np.random.default_rng(seed), values.shape
     weights = [rng.multinomial(n, np.full(n, 1 / n), size=resamples) / n for n in (rows, columns)]
     return ((weights[0] @ values) * weights[1]).sum(axis=1)

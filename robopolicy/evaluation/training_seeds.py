@@ -15,9 +15,10 @@ from typing import Any
 import numpy as np
 
 from robopolicy.core.errors import ConfigError, DataError
+from robopolicy.evaluation.aggregates import pooled_difference
 from robopolicy.evaluation.compare import Comparison, compare, format_p
 from robopolicy.evaluation.episode_table import EpisodeTable
-from robopolicy.evaluation.statistics import Interval, crossed_bootstrap
+from robopolicy.evaluation.statistics import Interval
 from robopolicy.utils.atomic import write_atomically
 
 _LEVEL = 0.95
@@ -73,7 +74,7 @@ class PooledComparison:
 
     def to_dict(self) -> dict[str, Any]:
         """JSON values; rates and differences as fractions."""
-        method = "percentile bootstrap over training seeds and episodes (Owen, 2007)"
+        method = "percentile bootstrap over training seeds and episodes (Owen, 2007), at least Tango's over all pairs"
         return {"a": self.a, "b": self.b, "rates": self.rates, "level": _LEVEL, "verdict": self.verdict,
                 "difference": {**self.difference._asdict(), "method": method},
                 "seeds": [c.to_dict() for c in self.seeds]}  # fmt: skip
@@ -91,7 +92,7 @@ def compare_pooled(
 ) -> PooledComparison:
     """Compare algorithm B with algorithm A: training seed i of both, paired in order, on the same episodes.
 
-    The interval is a percentile bootstrap that resamples training seeds and episodes (`crossed_bootstrap`), since
+    The interval is a percentile bootstrap that resamples training seeds and episodes (`pooled_difference`), since
     every training meets the same episodes.
 
     Args:
@@ -112,7 +113,7 @@ def compare_pooled(
         )
     outcomes = [dict(zip(rows.seeds, rows.successes(), strict=True)) for rows in (*a, *b)]
     table = np.array([[own[s] for s in a[0].seeds] for own in outcomes], dtype=np.float64)  # [2 S, E]
-    difference = crossed_bootstrap(table[len(a) :] - table[: len(a)], level=_LEVEL)
+    difference = pooled_difference([table[: len(a)]], [table[len(a) :]], paired=True, level=_LEVEL)
     return PooledComparison(*(names or common_names(called)), found, difference)
 
 

@@ -148,19 +148,23 @@ def measured(
 
 
 def pooled(rows: Sequence[Evidence]) -> Evidence:
-    """Return the row with seeds "all" of the `success_rate` rows of one setting: Wilson over all episodes.
+    """Return the row with seeds "all" of the `success_rate` rows of one setting: the mean, and its interval.
 
-    Episodes of one training seed share its policy, so this is the interval for *these* policies, not for a new seed;
-    the note gives the range over seeds. env_steps and wall_s are the largest of any seed.
+    The interval is for *these* policies, not for a new seed; the note gives the range over seeds. It is Wilson's of as
+    many episodes as one seed has: all seeds meet the same ones, so those of a further seed are not new ones. env_steps
+    and wall_s are the largest of any seed.
     """
     if len({(r.id, r.setting, r.metric, r.command) for r in rows}) != 1 or rows[0].metric != "success_rate":
         raise DataError("pooled: expected success_rate rows of one id, setting and command, one a training seed")
-    episodes = sum(r.episodes or 0 for r in rows)
-    successes = round(sum(r.value * (r.episodes or 0) for r in rows))
+    episodes, fewest = sum(r.episodes or 0 for r in rows), min(r.episodes or 0 for r in rows)
+    mean = sum(r.value * (r.episodes or 0) for r in rows) / episodes
+    interval = wilson(round(mean * fewest), fewest)
     rates = [100 * r.value for r in rows]
     return replace(
         rows[0],
-        **wilson(successes, episodes)._asdict(),
+        value=mean,
+        low=min(interval.low, mean),
+        high=max(interval.high, mean),
         episodes=episodes,
         seeds=ALL,
         env_steps=max((r.env_steps for r in rows if r.env_steps is not None), default=None),

@@ -16,6 +16,7 @@ from robopolicy.core.errors import DataError, RobopolicyError
 from robopolicy.core.trees import flatten
 from robopolicy.evaluation.episode_table import EpisodeTable
 from robopolicy.reporting.run_reader import Run, read_run
+from robopolicy.runs.finished import has_finished
 from robopolicy.runs.run_dir import CONFIG, read_config
 from robopolicy.runs.sweep_job import JOB, JobState, read_job
 
@@ -25,8 +26,8 @@ _PATHS = ("base", "dataset", "memory", "model", "teacher")  # each seed or task 
 _NO_RESULT = re.compile(  # keys that make no other training
     r"(run_dir|threads|device|keep_checkpoints|incomplete|tracker|rank_timeout|loop\.log_every)(\.|$)"
 )
-_WORKERS = ("processes", "farm", "worker_timeout")  # keys of a task that change none of its episodes
-_ENDED = ("run", "finished")
+WORKERS = ("processes", "farm", "worker_timeout")  # keys of a task that change none of its episodes
+_ENDED = "finished"
 _MOST_RUNS = 2000
 
 
@@ -53,7 +54,10 @@ class SweepRun:
 
     @property
     def state(self) -> str:
-        return "run" if self.job is None else self.job.state
+        """Return begun, finished or failed."""
+        if self.job is not None:
+            return self.job.state
+        return "finished" if has_finished(self.run.path) else "begun"
 
     @property
     def seed(self) -> int | None:
@@ -76,7 +80,7 @@ class SweepRun:
 
     def rows(self, source: Source) -> EpisodeTable | None:
         """Return the episodes of the newest checkpoint; None where there are none, or the run has not ended."""
-        if self.state not in _ENDED:
+        if self.state != _ENDED:
             return None
         if source == "test":
             own = [e for e in self.run.evaluations if e.name == self.name and e.rows.split == "test"]
@@ -150,14 +154,14 @@ def copies_of(members: Sequence[SweepRun]) -> dict[Path, SweepRun]:
             found[member.training].append(member)
     copies: dict[Path, SweepRun] = {}
     for same in found.values():
-        first = min(same, key=lambda m: (m.state not in _ENDED, m.rows("test") is None)) if len(same) > 1 else same[0]
+        first = min(same, key=lambda m: (m.state != _ENDED, m.rows("test") is None)) if len(same) > 1 else same[0]
         copies |= {m.run.path: first for m in same if m is not first}
     return copies
 
 
 def _task_values(configs: Sequence[Mapping[str, Any]]) -> list[dict[str, str]]:
     """Return the keys of each config's task in which tasks of one name differ."""
-    nodes = [{k: v for k, v in (config.get("task") or {}).items() if k not in _WORKERS} for config in configs]
+    nodes = [{k: v for k, v in (config.get("task") or {}).items() if k not in WORKERS} for config in configs]
     names = [task_name(config) for config in configs]
     found: list[dict[str, str]] = [{} for _ in configs]
     for name in dict.fromkeys(names):
@@ -177,7 +181,7 @@ def grouped(members: Sequence[SweepRun]) -> dict[str, list[SweepRun]]:
 
 def source_of(members: Sequence[SweepRun]) -> Source:
     """Return "test" where every run that ended has test episodes of its newest checkpoint, else "validation"."""
-    ended = [m for m in members if m.state in _ENDED]
+    ended = [m for m in members if m.state == _ENDED]
     return "test" if ended and all(m.rows("test") is not None for m in ended) else "validation"
 
 

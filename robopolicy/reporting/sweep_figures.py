@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -149,6 +149,9 @@ def summarize(members: Sequence[SweepRun]) -> SweepFigures:
                 found[member.task].append((member, rows))
             else:
                 left_out[member.run.path] = _why(member)
+        for task, pairs in list(found.items()):
+            found[task], others = _of_one_env(pairs)
+            left_out |= others
         if found:
             settings.append(_setting(name, found))
             all_tasks |= dict.fromkeys(found)
@@ -157,6 +160,18 @@ def summarize(members: Sequence[SweepRun]) -> SweepFigures:
     level = 1 - (1 - _LEVEL) / max(1, len(others))
     comparisons = [_comparison(figures.whole[0], other, level) for other in others]
     return SweepFigures(source, figures.tasks, settings, comparisons, level, left_out)
+
+
+def _of_one_env(
+    pairs: list[tuple[SweepRun, EpisodeTable]],
+) -> tuple[list[tuple[SweepRun, EpisodeTable]], dict[Path, str]]:
+    """Split the runs of a setting and task: those with episodes of the most frequent env, and {folder: why not}."""
+    envs = [(*sorted(set(zip(rows.frame["env"], rows.frame["digest"], strict=True))),) for _, rows in pairs]
+    usual = Counter(envs).most_common(1)[0][0]
+    kept = [pair for pair, env in zip(pairs, envs, strict=True) if env == usual]
+    others = {member.run.path: f"its episodes are of another env, {env[0][0]}: evaluate it again"
+              for (member, _), env in zip(pairs, envs, strict=True) if env != usual}  # fmt: skip
+    return kept, others
 
 
 def _setting(name: str, found: dict[str, list[tuple[SweepRun, EpisodeTable]]]) -> Setting:
@@ -185,6 +200,6 @@ def _why(member: SweepRun) -> str:
     job = member.job
     if job is not None and job.state == "failed":
         return f"failed: {job.error}"
-    if member.state not in ("run", "finished"):
-        return "has not ended: the sweep's command goes on with it"
+    if member.state != "finished":
+        return f"has not ended: the {'sweep' if job else 'training'}'s command goes on with it"
     return "no evaluated episodes: robopolicy eval, or evaluations in training (loop.eval_every)"

@@ -47,6 +47,7 @@ class _Meta(pydantic.BaseModel):
     step: pydantic.NonNegativeInt
     robopolicy: str = "unknown"
     threads: int | None = None
+    best: bool = False  # of all until then
 
 
 class Product(Protocol):
@@ -112,13 +113,9 @@ class Checkpointer:
             else:
                 policy.write(inner)
             write_state({"training": state, "rng": _rng_state()}, folder)
-            (folder / "checkpoint.json").write_text(
-                json.dumps(
-                    {"format": FORMAT, "robopolicy": version(), "step": step, "threads": torch.get_num_threads()}
-                )
-                + "\n",
-                encoding="utf-8",
-            )
+            meta = {"format": FORMAT, "robopolicy": version(), "step": step, "threads": torch.get_num_threads(),
+                    "best": best}  # fmt: skip
+            (folder / "checkpoint.json").write_text(json.dumps(meta) + "\n", encoding="utf-8")
         try:
             for pointer in ("latest", "best") if best else ("latest",):
                 write_atomically(self.folder / pointer, path.name + "\n")
@@ -174,6 +171,7 @@ class Checkpointer:
                 other.rename(aside)
             self._valid = path
             write_atomically(self.folder / "latest", path.name + "\n")
+            self._restore_best()
             return path
         if damaged:
             raise CheckpointError(
@@ -181,6 +179,13 @@ class Checkpointer:
                 "Remove the folder to start from the beginning."
             )
         return None
+
+    def _restore_best(self) -> None:
+        """Move `best` to the newest checkpoint that says it is: a run may have ended before it could."""
+        best = next((path for path in self._all() if _meta(path).best), None)
+        pointer = self.folder / "best"
+        if best is not None and not (pointer.is_file() and read_text(pointer, limit=4096).strip() == best.name):
+            write_atomically(pointer, best.name + "\n")
 
     @property
     def step(self) -> int | None:

@@ -121,7 +121,8 @@ def gather_episodes(own: EpisodeTable) -> EpisodeTable:
     if ranks.count() == 1:
         return own
     parts = ranks.gather({name: own.frame[name].tolist() for name in own.frame})
-    return EpisodeTable(pd.concat([pd.DataFrame(part) for part in parts], ignore_index=True))
+    frames = [pd.DataFrame(part) for part in parts if part["seed"]]  # a rank without episodes knows no types
+    return EpisodeTable(pd.concat(frames, ignore_index=True)) if frames else own
 
 
 class RankedCheckpointer(Checkpointer):

@@ -12,6 +12,7 @@ from robopolicy.config.schema import TARGET
 from robopolicy.core.errors import ConfigError
 from robopolicy.core.types import Metrics
 from robopolicy.runs.checkpointer import Checkpointer
+from robopolicy.runs.finished import write_finished
 from robopolicy.runs.run_dir import has_checkpoint, open_run, read_config
 from robopolicy.training.ranked import RankedCheckpointer, check_supported
 from robopolicy.training.train_config import TrainConfig
@@ -73,6 +74,7 @@ def train(**keys: Any) -> Metrics:
     result = _trainer(config.loop)(config, kind(config.run_dir, keep=config.keep_checkpoints))
     if ranks.rank():
         return result
+    write_finished(config.run_dir)
     print(f"trained: {config.run_dir} ({', '.join(f'{k} {_shown(v)}' for k, v in result.items())})")
     return result
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import pytest
 
 from robopolicy.cli import compare, eval
 from robopolicy.cli.main import main
+from robopolicy.cli.task_label import task_label
 from robopolicy.core.errors import CheckpointError, ConfigError, DataError
 from robopolicy.evaluation import policy_ref, rollout, saved
 from robopolicy.evaluation.episode_table import EpisodeTable
@@ -67,6 +69,24 @@ def test_every_kind_of_evaluation_has_a_file_of_its_own(runs: tuple[Path, Path])
     for path in ("latest", "best", "step_0000000002", "step_0000000003"):
         assert eval.evaluate(**{**usual, "checkpoint": run / "checkpoints" / path}) is not None
     assert set(files(run)) == set(written) - {""}, "pointers and names of the same checkpoints share their files"
+
+
+@pytest.mark.parametrize(
+    ("task", "name"),
+    [
+        ({"_target_": "point"}, ""),
+        ({"_target_": "point", "processes": 2}, ""),  # the same episodes
+        ({"_target_": "point", "horizon": 10}, "horizon_10"),
+        ({"_target_": "native", "task": "reach"}, "reach-[0-9a-f]{6}"),
+    ],
+)
+def test_rows_of_another_task_are_not_the_runs_own(runs: tuple[Path, Path], task: dict[str, Any], name: str) -> None:
+    found = task_label(task, PolicyRef.of(runs[1], "latest", None))
+    assert re.fullmatch(name, found)
+    eval.evaluate(checkpoint=runs[1], task=task, episodes=3, videos=0)
+    compare.compare(b=runs[1], task=task, episodes=3, videos=0)
+    mark = f"-{found}" if found else ""
+    assert set(files(runs[1])) == {f"episodes{mark}.csv", f"episodes-base{mark}.csv", f"comparison{mark}.json"}
 
 
 def test_comparisons_on_other_splits_leave_those_on_test_episodes(runs: tuple[Path, Path]) -> None:

@@ -76,6 +76,37 @@ def test_episodes_that_a_teacher_learned_from_are_refused_too(
         gate(candidate=tmp_path / "candidate" / "policy", base=other, dataset=data[0], held_out=0.5)
 
 
+MODEL = {"dataset": "demos", "loop": {"_target_": "fit_world_model", "data": {"own": "rollouts"}}}
+
+
+@pytest.mark.parametrize(
+    ("learned", "why"),
+    [
+        ({"world": {"_target_": "recorded", "dataset": "rollouts"}}, "candidate learned .* as its world.dataset="),
+        (
+            {"world": {"_target_": "imagined", "model": "model"}},
+            "candidate's world.model learned .* its loop.data.own=",
+        ),
+        (
+            {"loop": {"synthetic": {"model": "model/checkpoints/latest"}}},
+            "loop.synthetic.model learned .*loop.data.own=",
+        ),
+        ({"world": {"model": "again"}}, "candidate's world.model's loop.init learned .* its loop.data.own="),
+    ],
+)
+def test_episodes_of_the_world_that_it_learned_in_are_refused(tmp_path, monkeypatch, learned, why):
+    monkeypatch.chdir(tmp_path)
+    runs = {"candidate": learned, "base": {}, "model": MODEL, "again": {"loop": {"init": "model"}}}
+    for name, values in runs.items():
+        (tmp_path / name / "policy").mkdir(parents=True)
+        (tmp_path / name / "policy" / "policy.json").write_text("{}")
+        (tmp_path / name / "config.yaml").write_text(yaml.safe_dump(values))
+    (tmp_path / "rollouts").mkdir()
+    (tmp_path / "model" / "checkpoints" / "latest").mkdir(parents=True)
+    with pytest.raises(ConfigError, match=f"dataset=rollouts: the {why}" if "candidate" in why else why):
+        gate(candidate=Path("candidate/policy"), base=Path("base/policy"), dataset=Path("rollouts"))
+
+
 def test_a_candidate_without_a_known_base_is_refused(tmp_path: Path) -> None:
     policy = tmp_path / "run" / "policy"
     policy.mkdir(parents=True)

@@ -49,6 +49,21 @@ def test_the_interval_of_a_rate_covers_the_algorithms_mean() -> None:
     assert hits >= 26
 
 
+@pytest.mark.parametrize("paired", [True, False])
+def test_without_a_single_difference_the_interval_is_no_point(paired: bool) -> None:
+    same = [np.ones((3, 50)), np.ones((3, 50))]
+    one = pooled_difference(same[:1], same[:1], paired=paired, level=0.95)
+    two = pooled_difference(same, same, paired=paired, level=0.95)
+    assert one.value == two.value == 0.0
+    assert one.low < -0.02 and one.high > 0.02 and 0.5 * one.high < two.high < one.high
+    almost = np.ones((3, 50))
+    almost[1, 7] = 0.0
+    found = pooled_difference([almost], same[:1], paired=paired, level=0.95)
+    assert found.low < 0.0 < found.value < found.high
+    rates = [np.full((3, 1), 0.5)]
+    assert pooled_difference(rates, rates, paired=paired, level=0.95) == (0.0, 0.0, 0.0), "their episodes are not known"
+
+
 def test_pairing_narrows_a_difference() -> None:
     rng = np.random.default_rng(1)
     hard = rng.random(200)

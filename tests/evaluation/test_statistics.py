@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from robopolicy.core.errors import ConfigError
+from robopolicy.evaluation.aggregates import pooled_rate
 from robopolicy.evaluation.statistics import (
     Pairs,
     bootstrap,
-    crossed_bootstrap,
     holm,
     mcnemar,
     paired_difference,
@@ -140,17 +140,17 @@ def test_bootstrap():
         bootstrap([[]])
 
 
-def test_crossed_bootstrap_counts_shared_episodes():
+def test_crossed_draws_count_shared_episodes():
     """Rows that agree in every column are one sample of the columns, not S of them."""
     column = [1.0, 0.0] * 50
-    one, five = (crossed_bootstrap(np.array([column] * n)) for n in (1, 5))
+    one, five = (pooled_rate([np.array([column] * n)]) for n in (1, 5))
     assert one.value == five.value == 0.5
     assert five.high - five.low == pytest.approx(one.high - one.low, abs=0.03)
     assert five.high - five.low == pytest.approx(2 * 1.96 * 0.05, abs=0.03)
     nested = bootstrap([column] * 5, resamples=500)
     assert nested.high - nested.low < 0.6 * (five.high - five.low)
-    apart = crossed_bootstrap(np.array([[1.0] * 50, [0.0] * 50, [1.0] * 50, [0.0] * 50]))
+    apart = pooled_rate([np.array([[1.0] * 50, [0.0] * 50, [1.0] * 50, [0.0] * 50])])
     assert apart.high - apart.low > 0.5
-    assert apart == crossed_bootstrap(np.array([[1.0] * 50, [0.0] * 50, [1.0] * 50, [0.0] * 50]))  # seeded
-    with pytest.raises(ConfigError, match="crossed_bootstrap"):
-        crossed_bootstrap(np.zeros((0, 3)))
+    assert apart == pooled_rate([np.array([[1.0] * 50, [0.0] * 50, [1.0] * 50, [0.0] * 50])])  # seeded
+    with pytest.raises(ConfigError, match="crossed_draws"):
+        pooled_rate([np.zeros((0, 3))])

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from robopolicy.runs.finished import write_finished
 from robopolicy.runs.run_dir import CONFIG, dump
 from robopolicy.runs.sweep_job import JobState
 from tests.evaluation.points import make_rows
@@ -14,7 +15,7 @@ from tests.evaluation.points import make_rows
 
 def write_run(
     run_dir: Path, config: Mapping[str, Any], *, rate: float = 0.5, steps: tuple[int, ...] = (0, 100, 200),
-    test: float | None = None, episodes: int = 50,
+    test: float | None = None, episodes: int = 50, finished: bool = True,
 ) -> Path:  # fmt: skip
     """Write a run whose success rises to `rate`; `test`: success on test episodes, where it was evaluated on them."""
     run_dir.mkdir(parents=True)
@@ -26,6 +27,9 @@ def write_run(
         rows.save(run_dir / "evaluations" / f"{step:09d}.parquet")
         with (run_dir / "metrics.jsonl").open("a") as file:
             file.write(json.dumps({"step": step, "wall_s": step / 10, "eval/success_rate": reached / episodes}) + "\n")
+    if finished:
+        (run_dir / "checkpoints" / f"step_{steps[-1]:010d}").mkdir(parents=True)
+        write_finished(run_dir)
     if test is not None:
         make_rows([e < round(episodes * test) for e in range(episodes)]).save(run_dir / "episodes.csv")
     return run_dir

@@ -23,6 +23,7 @@ from robopolicy.reporting.settings import (
 )
 from robopolicy.reporting.sweep_figures import summarize
 from robopolicy.reporting.sweep_page import write_sweep_report
+from robopolicy.runs.finished import FINISHED, write_finished
 from robopolicy.runs.run_dir import CONFIG
 from robopolicy.runs.sweep_job import JobState
 from tests.evaluation.points import make_rows
@@ -71,6 +72,31 @@ def test_a_copied_run_is_no_further_training_seed(tmp_path: Path) -> None:
     assert "has the config and training seed of seed_0" in page.read_text()
 
 
+def test_a_training_that_has_not_ended_does_not_count(tmp_path: Path) -> None:
+    config = {"task": {"task": "reach"}}
+    ended, half = (write_run(tmp_path / name, {**config, "seed": k}, test=0.5, finished=name == "a")
+                   for k, name in enumerate("ab"))  # fmt: skip
+    (half / "checkpoints" / "step_0000000200").mkdir(parents=True)
+    found = summarize(read_members([ended, half]))
+    assert found.settings[0].seeds == {"reach": [0]}
+    assert found.left_out == {half: "has not ended: the training's command goes on with it"}
+    write_finished(half)
+    assert summarize(read_members([ended, half])).settings[0].seeds == {"reach": [0, 1]}
+    (half / "checkpoints" / "step_0000000400").mkdir()  # with a larger loop.total_steps it goes on
+    assert list(summarize(read_members([ended, half])).left_out) == [half]
+    (half / FINISHED).write_text("[")
+    assert list(summarize(read_members([ended, half])).left_out) == [half]
+
+
+def test_episodes_of_another_env_are_not_pooled(tmp_path: Path) -> None:
+    runs = [write_run(tmp_path / str(seed), {"seed": seed, "task": {"task": "reach"}}, test=0.5) for seed in range(3)]
+    rows = EpisodeTable.load(runs[1] / "episodes.csv")
+    EpisodeTable(rows.frame.assign(env="pick", digest="other")).save(runs[1] / "episodes.csv")
+    found = summarize(read_members(runs))
+    assert found.settings[0].seeds == {"reach": [0, 2]}
+    assert found.left_out == {runs[1]: "its episodes are of another env, pick: evaluate it again"}
+
+
 def test_tasks_of_one_name_with_other_keys_are_not_pooled_as_seeds(tmp_path: Path) -> None:
     for horizon in (30, 40):
         for seed in (0, 1):
@@ -98,7 +124,7 @@ def test_only_runs_that_ended_count_and_test_episodes_where_all_have_them(tmp_pa
 
 
 def test_episodes_of_an_older_checkpoint_do_not_count(tmp_path: Path) -> None:
-    run = write_job(tmp_path, {"seed": "0"}, {"seed": 0}, test=0.8)
+    run = write_job(tmp_path, {"seed": "0"}, {"seed": 0}, test=0.8, finished=False)
     rows = EpisodeTable.load(run / "episodes.csv")
     EpisodeTable(rows.frame.assign(policy=f"{run.name}/step_0000000100@ab12")).save(run / "episodes.csv")
     (run / "checkpoints" / "step_0000000100").mkdir(parents=True)
@@ -114,7 +140,7 @@ def test_episodes_of_an_older_checkpoint_do_not_count(tmp_path: Path) -> None:
 
 
 def test_films_of_an_older_checkpoint_say_so(tmp_path: Path) -> None:
-    run = write_run(tmp_path / "refined", {"seed": 0})
+    run = write_run(tmp_path / "refined", {"seed": 0}, finished=False)
     (run / "videos" / "pairs").mkdir(parents=True)
     (run / "videos" / "pairs" / "a.mp4").touch()
     entry = {"file": "a.mp4", "label": "base | refined", "policy": "refined/step_0000000100@ab12"}

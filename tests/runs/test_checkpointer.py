@@ -29,6 +29,7 @@ from robopolicy.policies.normalizer import Normalizer
 from robopolicy.runs.checkpointer import FORMAT, MIGRATIONS, Checkpointer, load_policy, save_policy
 from robopolicy.runs.run_dir import has_checkpoint
 from robopolicy.utils import storage
+from robopolicy.utils.atomic import write_atomically
 from robopolicy.utils.storage import read_tensors, write_tensors
 from tests.fakes import PointEnv, PointPolicy
 
@@ -373,6 +374,27 @@ def test_newest_two_and_the_best_are_kept_and_paths_lead_to_them(tmp_path: Path)
     for gone in ("step_0000000099", None):  # a pointer to what was removed, and none: the newest is there
         (folder / "latest").write_text(gone) if gone else (folder / "latest").unlink()
         assert torch.equal(act(load_policy(tmp_path)), act(gaussian(5)))
+
+
+@pytest.mark.parametrize("written", [0, 1], ids=["before both pointers", "between them"])
+def test_the_best_is_found_again_where_a_run_ended_before_its_pointer(tmp_path: Path, monkeypatch, written) -> None:
+    saver, calls = Checkpointer(tmp_path), iter(range(9))
+    saver.save(1, policy=gaussian(1), state={}, best=True)
+
+    def ends(path: Path, text: str) -> None:
+        if next(calls) == written:
+            raise OSError("killed")
+        write_atomically(path, text)
+
+    monkeypatch.setattr("robopolicy.runs.checkpointer.write_atomically", ends)
+    with pytest.raises(CheckpointError, match="pointer could not be written"):
+        saver.save(2, policy=gaussian(2), state={}, best=True)
+    monkeypatch.undo()
+    resumed = Checkpointer(tmp_path)
+    assert resumed.step == 2
+    for step in (3, 4, 5):
+        resumed.save(step, policy=gaussian(step), state={})
+    assert torch.equal(act(load_policy(tmp_path, which="best")), act(gaussian(2)))
 
 
 def test_run_without_a_checkpoint_says_so(tmp_path: Path) -> None:

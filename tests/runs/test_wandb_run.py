@@ -152,6 +152,32 @@ def test_online_needs_a_login_whose_server_answers(refusing_server: str) -> None
         wandb_run._check_online(wandb)
 
 
+def test_a_proxy_that_swallows_what_is_posted_is_no_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its pages load, but wandb would wait for its answer without end."""
+
+    class Swallow(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.end_headers()
+
+        def do_POST(self) -> None:
+            ended.wait(30)
+
+        def log_message(self, format: str, *args: Any) -> None:
+            pass
+
+    ended = threading.Event()
+    monkeypatch.setattr(wandb_run, "_ANSWER_S", 0.2)
+    with ThreadingHTTPServer(("127.0.0.1", 0), Swallow) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        settings = SimpleNamespace(settings=SimpleNamespace(base_url=f"http://127.0.0.1:{server.server_port}"))
+        wandb = SimpleNamespace(api=SimpleNamespace(is_authenticated=True), setup=lambda: settings)
+        with pytest.raises(TrackerError, match=r"wandb=online: no answer from .*graphql"):
+            wandb_run._check_online(wandb)
+        ended.set()
+        server.shutdown()
+
+
 @pytest.mark.parametrize("kept", ["../../../elsewhere", "", "a" * 65, "abc123"])
 def test_the_id_of_a_run_that_came_along_is_used_only_where_it_is_a_name(
     kept: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -212,7 +212,7 @@ def test_ended_before_its_first_checkpoint_it_begins_anew(
     assert differences(outcome(folder / whole), outcome(tmp_path)) == []
 
 
-@pytest.mark.parametrize("whole", ["bc", "residual"])
+@pytest.mark.parametrize("whole", ["bc", "residual", "dppo"])
 def test_repeating_a_finished_training_changes_nothing(folder: Path, whole: str) -> None:
     def files() -> dict[str, bytes]:
         # wandb keeps a log of its own; provenance.json tells when the command was last given.

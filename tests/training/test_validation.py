@@ -5,11 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pandas as pd
 import pytest
 import torch
 
 from robopolicy.core.errors import SpecError
-from robopolicy.training import validation
+from robopolicy.evaluation.rollout import evaluate
+from robopolicy.training import ranked, validation
 from robopolicy.training.validation import Validation
 from tests.evaluation.points import FilmedPoint
 from tests.fakes import PointEnv, PointPolicy
@@ -69,3 +72,13 @@ def test_an_env_that_cannot_render_gets_one_warning(
     for step in (1, 2):
         assert evaluate(PointPolicy(noise=0.075), step)["episodes"] == 20
     assert caplog.text.count(SpecError.__name__) == 1 and "tracker.films=0" in caplog.text
+
+
+def test_ranks_without_episodes_leave_those_of_the_others_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    env = PointEnv(4)
+    own = evaluate(PointPolicy(noise=0.075), env, np.arange(4), policy_id="a")
+    none = {name: [] for name in own.frame}
+    monkeypatch.setattr(ranked.ranks, "count", lambda: 3)
+    monkeypatch.setattr(ranked.ranks, "gather", lambda part: [none, part, none])
+    found = ranked.gather_episodes(own)
+    pd.testing.assert_frame_equal(found.frame, own.frame)

@@ -1,0 +1,31 @@
+"""Mark a training that has ended: pages of many runs count no half-trained one."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from robopolicy.core.errors import RobopolicyError
+from robopolicy.core.untrusted import read_json
+from robopolicy.utils.atomic import write_atomically
+from robopolicy.utils.storage import checkpoints_in
+
+FINISHED = "finished.json"
+
+
+def write_finished(run_dir: Path) -> None:
+    """Write that the training of a run has ended, with its newest checkpoint."""
+    if (newest := _newest(run_dir)) is not None:
+        write_atomically(run_dir / FINISHED, json.dumps({"checkpoint": newest}) + "\n")
+
+
+def has_finished(run_dir: Path) -> bool:
+    """Return whether the training of a run has ended, and did not go on since."""
+    try:
+        return read_json(run_dir / FINISHED)["checkpoint"] == _newest(run_dir)
+    except (RobopolicyError, KeyError, TypeError):
+        return False
+
+
+def _newest(run_dir: Path) -> str | None:
+    return max((path.name for path in checkpoints_in(run_dir / "checkpoints")), default=None)
