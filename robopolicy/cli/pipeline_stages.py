@@ -16,7 +16,7 @@ from robopolicy.config.hydra_configs import group_files
 from robopolicy.core.errors import ConfigError, DataError, SpecError
 from robopolicy.core.trees import flatten
 from robopolicy.core.types import Metrics
-from robopolicy.datasets.metadata import RecordingMeta, num_frames, recorded
+from robopolicy.datasets.metadata import RecordingMeta, env_steps_of, recorded
 from robopolicy.evaluation.compare import compare
 from robopolicy.evaluation.policy_ref import PolicyRef, env_of
 from robopolicy.evaluation.saved import evaluated_rows
@@ -100,7 +100,7 @@ class Flow:
                 with open_run(data.parent, kept, begun=lambda _: recorded(data) == "whole"):
                     if recorded(data) != "whole":
                         call(verb, config)
-                    self.records[name].env_steps = num_frames(data)
+                    self.records[name].env_steps = env_steps_of(data)
         return data, todo
 
     def _successes(self, data: Path) -> str:
@@ -187,8 +187,9 @@ class Flow:
         residual = (find_policy(self.policy) / "base").is_dir()  # it corrects every step: so must its student
         often = {"horizon": 4, "n_action_steps": 1} if residual else {}
         trained = self._train("one_step", "algo=distill", teacher=self.policy, num_envs=self.num_envs, **often)
-        meta = RecordingMeta.load(self.out / "one_step" / FOLDER)
+        meta = RecordingMeta.load(played := self.out / "one_step" / FOLDER)
         found = {} if meta is None else meta.provenance
+        self.records["one_step"].env_steps = 0 if meta is None else env_steps_of(played)
         self._made("one_step", note=f"from {found.get('successes')} successes of the policy before")
         return trained
 
@@ -224,11 +225,8 @@ class Flow:
 
     def _add(self, name: str, **values: Any) -> None:
         record = self.records[name]
-        numbers: dict[str, Any] = {
-            "env_steps": record.env_steps,
-            "seconds": record.seconds,
-            "accepted": record.accepted,
-        }
+        numbers: dict[str, Any] = {"env_steps": record.env_steps, "seconds": record.seconds,
+                                   "accepted": record.accepted}  # fmt: skip
         self.results[name] = StageResult(name, **numbers, **values)
 
 

@@ -75,6 +75,11 @@ def _words(seed: Tensor, step: Tensor, count: int, stream: int) -> Tensor:
     return philox(counter, key).flatten(1)[:, :count]
 
 
+def listed_seeds(split: Split, count: int) -> Tensor:
+    """Return the first `count` numbers of a split, int64: for tasks whose episodes are a fixed list."""
+    return (SPLITS[split] << SPLIT_BITS) + torch.arange(count)
+
+
 def episode_seeds(split: Split, run_seed: int, count: int, *, start: int = 0) -> Tensor:
     """Return int64 [count] episode seeds of a split: number `start`, `start`+1, … of the run's own stream.
 

@@ -188,6 +188,13 @@ class Stateful(Protocol):
 
 
 @runtime_checkable
+class FixedStarts(Protocol):
+    """An env whose episodes begin in one of `starts` states: that of seed i in state i modulo their number."""
+
+    starts: int
+
+
+@runtime_checkable
 class Renderable(Protocol):
     """An env that can be filmed."""
 

@@ -37,7 +37,10 @@ class Demonstrator(Protocol):
 
 @dataclass(frozen=True)
 class RecordedDemos:
-    """Result of `record_demos`: `attempted` counts seeds up to the last needed one, `dropped` physics faults."""
+    """Result of `record_demos`: `attempted` counts seeds up to the last needed one, `dropped` physics faults.
+
+    `env_steps` are those of all attempted episodes, of which `frames` were kept.
+    """
 
     path: Path
     episodes: int
@@ -45,10 +48,11 @@ class RecordedDemos:
     attempted: int
     successes: int
     dropped: int
+    env_steps: int
     seconds: float
 
 
-_COUNTS = ("episodes", "frames", "attempted", "successes", "dropped")  # fields of RecordedDemos
+_COUNTS = ("episodes", "frames", "attempted", "successes", "dropped", "env_steps")  # fields of RecordedDemos
 
 
 def record_demos(
@@ -100,10 +104,11 @@ def record_demos(
         for episode in _in_seed_order(env, expert, seeds, EpisodeBuffer(spec, env.num_envs, keys)):
             success = episode.valid and bool(episode.success[-1])
             count.update(attempted=1, successes=int(success), dropped=int(not episode.valid))
+            count.update(env_steps=len(episode.action))
             if episode.valid and (success or not only_success):
                 writer.add_episode(**episode.columns())
                 count.update(episodes=1, frames=len(episode.action))
-            writer.meta.provenance |= {k: count[k] for k in ("attempted", "successes", "dropped")}
+            writer.meta.provenance |= {k: count[k] for k in ("attempted", "successes", "dropped", "env_steps")}
             rate = count["successes"] / count["attempted"]
             bar.update(count["episodes"], attempted=count["attempted"], success_rate=rate)
             if count["episodes"] == episodes:

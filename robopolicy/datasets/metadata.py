@@ -109,6 +109,13 @@ def num_frames(root: Path) -> int:
     return _total(root, "total_frames")
 
 
+def env_steps_of(root: Path) -> int:
+    """Return the env steps of a recording, also of episodes that were not kept; its frames where it does not say."""
+    meta = RecordingMeta.load(root)
+    steps = None if meta is None else meta.provenance.get("env_steps")
+    return steps if isinstance(steps, int) else num_frames(root)
+
+
 def _total(root: Path, key: str) -> int:
     file = root / "meta" / "info.json"
     count = read_json(file).get(key)

@@ -6,9 +6,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
 
+from torch import Tensor
+
 from robopolicy.core.errors import ConfigError, DataError, SpecError
-from robopolicy.core.rng import episode_seeds
-from robopolicy.core.types import VecEnv
+from robopolicy.core.rng import episode_seeds, listed_seeds
+from robopolicy.core.types import FixedStarts, VecEnv
 from robopolicy.evaluation import rollout
 from robopolicy.evaluation.episode_table import EpisodeTable
 from robopolicy.evaluation.policy_ref import PolicyRef
@@ -24,7 +26,7 @@ def evaluated_rows(
 ) -> EpisodeTable:
     """Evaluate, or load the rows on disk of the same weights, task, seeds, settings and code; also fewer of them."""
     file = ref.out / f"{joined('episodes', called)}.csv"
-    seeds = episode_seeds(split, 0, episodes)
+    seeds = _seeds_of(env, split, episodes)
     if file.is_file():
         try:
             rows = EpisodeTable.load(file)
@@ -49,6 +51,22 @@ def evaluated_rows(
         )  # fmt: skip
     rows.save(file)
     return rows
+
+
+def _seeds_of(env: VecEnv, split: Split, episodes: int) -> Tensor:
+    """Return int64 [episodes]; of a task that has a list of starts each of them once.
+
+    Raises:
+        ConfigError: validation episodes, or more than there are, of such a task: they would be the same ones again.
+    """
+    if not isinstance(env, FixedStarts):
+        return episode_seeds(split, 0, episodes)
+    if split != "test" or episodes > env.starts:
+        raise ConfigError(
+            f"episodes={episodes}, split={split}: the episodes of {env.spec.id} begin in a list of {env.starts} "
+            f"states, all of them its test. Give split=test and at most episodes={env.starts}: more would be copies."
+        )
+    return listed_seeds(split, episodes)
 
 
 def filming(work: Callable[[], list[Path]]) -> None:

@@ -8,12 +8,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-import torch
 from torch import Tensor
 
 from robopolicy.config.schema import Count, Node
 from robopolicy.core.errors import ConfigError, closest
-from robopolicy.core.rng import SPLIT_BITS, SPLITS, Split, episode_seeds
+from robopolicy.core.rng import Split, episode_seeds, listed_seeds
 from robopolicy.evaluation.episode_table import EpisodeTable
 from robopolicy.evaluation.statistics import Interval, wilson
 from robopolicy.reporting import plots
@@ -75,7 +74,7 @@ class Suite:
                 f"suite={self.name}: its episodes are a fixed list of {self.episodes} initial states, all of them its "
                 f"test; found split={split}, episodes={episodes}. Take split=test and at most {self.episodes}."
             )
-        return (SPLITS[split] << SPLIT_BITS) + torch.arange(episodes)
+        return listed_seeds(split, episodes)
 
 
 @dataclass(frozen=True)

@@ -43,13 +43,16 @@ def with_teacher_episodes(config: TrainConfig, teacher: Policy | None, env: VecE
         raise config.missing("dataset", "Give dataset=<path>, or task=<name> to record the teacher's own episodes.")
     out, episodes = config.run_dir / FOLDER, config.teacher_episodes or _EPISODES
     facts = {"teacher": policy_digest(find_policy(config.teacher)), "asked": episodes}
-    if not ranks.rank() and not _is_there(config, env, facts):
-        record_demos(
-            env=env, expert=PolicyExpert(env, config.teacher), episodes=episodes, out=out, cameras=config.cameras,
-            only_success=not teacher.follows_noise, run_seed=config.seed, provenance=facts, overwrite=True,
-            tracker=Tracker(),
-        )  # fmt: skip
-    ranks.barrier()
+
+    def record() -> None:
+        if not _is_there(config, env, facts):
+            record_demos(
+                env=env, expert=PolicyExpert(env, config.teacher), episodes=episodes, out=out, cameras=config.cameras,
+                only_success=not teacher.follows_noise, run_seed=config.seed, provenance=facts, overwrite=True,
+                tracker=Tracker(),
+            )  # fmt: skip
+
+    ranks.in_first(record)
     return replace(config, dataset=out)
 
 

@@ -22,6 +22,7 @@ from robopolicy.core.errors import ConfigError, RankError
 
 _BEAT_S = 1.0  # a rank says so often that it lives
 _SILENT_S = 3.0  # a rank that is silent for so long has ended
+_BUSY_S = 30.0  # the same while it works alone, which may keep its thread of signs from running
 
 
 class _Group:
@@ -29,7 +30,7 @@ class _Group:
 
     def __init__(self, timeout: float) -> None:
         self.store, self.rank, self.count = next(dist.rendezvous("env://", timeout=timedelta(seconds=timeout)))
-        self.calls, self.ended = 0, threading.Event()
+        self.calls, self.works, self.ended = 0, 0, threading.Event()
         self.sign(str(self.calls))
         self.thread = threading.Thread(target=self._live, daemon=True)
         self.thread.start()
@@ -154,6 +155,39 @@ def _guard(exchange: Callable[[], Any]) -> None:
 def barrier() -> None:
     """Wait for all ranks."""
     total(torch.zeros(1))
+
+
+def in_first(work: Callable[[], Any]) -> None:
+    """Call `work` in rank 0 alone. The others wait for its end, however long it takes, while rank 0 lives.
+
+    Raises:
+        RankError: in the others: rank 0 ended, or is silent.
+    """
+    if _group is None:
+        work()
+        return
+    _group.works += 1
+    done = f"work/{_group.works}"
+    if _group.rank == 0:
+        work()
+        _group.store.set(done, "")
+    else:
+        _wait_for_first(_group, done)
+    barrier()
+
+
+def _wait_for_first(group: _Group, done: str) -> None:
+    sign, heard = "", time.monotonic()
+    try:
+        while not group.store.check([done]):
+            now = group.signs()[0]
+            if now != sign:
+                sign, heard = now, time.monotonic()
+            if "ended" in sign or time.monotonic() - heard > _BUSY_S:
+                raise RuntimeError("rank 0 works alone")
+            time.sleep(_BEAT_S / 5)
+    except RuntimeError as error:
+        raise group.failure(error) from error
 
 
 def total(x: Tensor) -> Tensor:

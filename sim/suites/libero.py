@@ -128,6 +128,12 @@ def _rotation_vector(quat: Any) -> Any:
     return np.zeros(3) if sine < 1e-8 else quat[:3] * 2.0 * np.arccos(w) / sine
 
 
+class LiberoVecEnv(GymVecEnv):
+    """A task of LIBERO; `starts` is the number of states in which its episodes begin (FixedStarts)."""
+
+    starts: int
+
+
 def make(
     name: str,
     num_envs: int,
@@ -139,7 +145,7 @@ def make(
     horizon: int | None = None,
     processes: Natural = 0,
     **workers: Unpack[FarmOptions],
-) -> GymVecEnv:
+) -> LiberoVecEnv:
     """Build a task of LIBERO as a VecEnv.
 
     Args:
@@ -166,4 +172,6 @@ def make(
     envs = vector_env(
         one, f"libero/{suite}-{names.index(task)}", num_envs, horizon=steps, processes=processes, **workers, **facts
     )
-    return GymVecEnv(envs, seed=seed, instructions=language(task), horizon=steps, action=ACTION)
+    found = LiberoVecEnv(envs, seed=seed, instructions=language(task), horizon=steps, action=ACTION)
+    found.starts = len(initial_states(suite, task))
+    return found

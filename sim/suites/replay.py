@@ -46,7 +46,7 @@ def record_replays(
     replays = read_replays(source)
     _check(env, inner, replays, source)
     keys = list(with_cameras(env.spec.observation, cameras, where="cameras"))
-    kept = frames = successes = attempted = cut = 0
+    kept = frames = successes = attempted = cut = steps = 0
     facts = {"source": replays.format, "file": source.name, "env": {"id": env.spec.id, "digest": env.spec.digest}}
     with DatasetWriter(
         out, observation={k: env.spec.observation[k] for k in keys}, action=env.spec.action, dt=env.spec.dt,
@@ -54,7 +54,7 @@ def record_replays(
     ) as writer:  # fmt: skip
         for replay in replays.episodes:
             columns = _run(env, inner, replay, [k for k in keys if k != TASK])
-            attempted += 1
+            attempted, steps = attempted + 1, steps + len(columns["action"])
             success = bool(columns["success"][-1])
             successes += success
             cut += not success and len(replay.action) > env.spec.horizon
@@ -67,7 +67,7 @@ def record_replays(
             raise DataError(_none(source, attempted, cut, env.spec.horizon))
     if cut:
         print(f"{cut} episodes are longer than the horizon of {env.spec.horizon} steps and were cut: task.horizon=…")
-    return RecordedDemos(out, kept, frames, attempted, successes, 0, time.monotonic() - began)
+    return RecordedDemos(out, kept, frames, attempted, successes, 0, steps, time.monotonic() - began)
 
 
 def _inner(env: Any) -> SuiteEnv:

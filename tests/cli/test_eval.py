@@ -235,6 +235,18 @@ def test_rows_of_other_code_are_not_reused_silently(
     (runs[0] / "episodes.csv").unlink()
 
 
+def test_a_task_with_a_list_of_starts_has_no_more_episodes(runs: tuple[Path, Path], monkeypatch) -> None:
+    class Listed(PointEnv):
+        starts = 5
+
+    monkeypatch.setattr(eval, "env_of", lambda task, place, num_envs, changes=None: Listed(num_envs))
+    for wrong in ({"episodes": 6}, {"episodes": 5, "split": "validation"}):
+        with pytest.raises(ConfigError, match=r"begin in a list of 5 states.* at most episodes=5"):
+            eval.evaluate(checkpoint=runs[1], videos=0, **wrong)
+    rows = eval.evaluate(checkpoint=runs[1], episodes=5, videos=0)
+    assert sorted(seed % 5 for seed in rows.seeds) == [0, 1, 2, 3, 4], "each start once"
+
+
 def test_a_report_is_about_the_newest_checkpoint_on_test_episodes(tmp_path: Path) -> None:
     run = tmp_path / "run"
     rates = {"-base": 40, "-best": 99, "": 90, "-deterministic": 97, "-step_0000000001": 50, "-base-validation": 41,

@@ -20,9 +20,11 @@ from robopolicy.config import registry
 from robopolicy.config.verb import Verb
 from robopolicy.core.errors import ConfigError
 from robopolicy.datasets.lerobot_reader import load_episodes
+from robopolicy.datasets.metadata import env_steps_of
 from robopolicy.evaluation.off_policy_evaluation import GateResult
 from robopolicy.runs.run_dir import read_config
 from robopolicy.training import refinement_rules
+from robopolicy.training.teacher_episodes import FOLDER
 from tests.evaluation.points import make_rows
 from tests.evaluation.test_off_policy_evaluation import one_chunk
 
@@ -67,6 +69,8 @@ def test_every_stage_is_an_ordinary_run_and_the_page_tells_of_all(finished: Path
     assert all(records[name]["done"] and records[name]["seconds"] > 0 for name in ("imitate", "collect", "online"))
     assert records["collect"]["env_steps"] > 0 and records["online"]["env_steps"] >= 100
     page = (finished / "report.html").read_text()
+    counted = [env_steps_of(path) for path in (finished / "collect" / "data", finished / "one_step" / FOLDER)]
+    assert min(counted) > 0 and all(f"{steps:,}" in page for steps in counted), "the teacher's episodes too"
     assert "of 12 episodes succeeded" in page and "algo=residual loop.total_steps=200" in page
 
 

@@ -18,7 +18,7 @@ from robopolicy.datasets.demonstrations import record_demos
 from robopolicy.datasets.episode_buffer import EpisodeBuffer
 from robopolicy.datasets.lerobot_reader import load_episodes
 from robopolicy.datasets.lerobot_writer import DatasetWriter
-from robopolicy.datasets.metadata import RecordingMeta, num_episodes, recorded
+from robopolicy.datasets.metadata import RecordingMeta, env_steps_of, num_episodes, recorded
 from robopolicy.envs.episode_queue import EpisodeQueue
 from tests.fakes import PointEnv
 
@@ -67,10 +67,11 @@ def run_alone(seed: int) -> tuple[list[Tensor], bool]:
 def test_the_first_successes_in_seed_order_are_kept(tmp_path: Path, num_envs: int) -> None:
     env, expert = PointEnv(num_envs), PointExpert(num_envs)
     done = record_demos(env=env, expert=expert, episodes=8, out=tmp_path / "d", run_seed=3)
-    expected, attempted = [], 0
+    expected, attempted, steps = [], 0, 0
     for seed in episode_seeds("demonstrations", 3, 180).tolist():
         attempted += 1
         states, success = run_alone(seed)
+        steps += len(states)
         if success:
             expected.append((seed, torch.stack(states)))
         if len(expected) == 8:
@@ -81,7 +82,7 @@ def test_the_first_successes_in_seed_order_are_kept(tmp_path: Path, num_envs: in
     torch.testing.assert_close(loaded.obs[STATE], torch.cat([s for _, s in expected]), rtol=0, atol=0)
     assert bool(loaded.success[loaded.starts[1:] - 1].all())
     assert (done.episodes, done.attempted, done.successes) == (8, attempted, 8)
-    assert done.frames == loaded.num_frames
+    assert done.frames == loaded.num_frames < steps == done.env_steps == env_steps_of(tmp_path / "d")
     facts = RecordingMeta.load(tmp_path / "d").provenance
     assert (facts["attempted"], facts["successes"], facts["expert_noise"]) == (attempted, 8, 0.25)
     assert facts["env"] == {"id": "point", "digest": "point-1", "horizon": 12}

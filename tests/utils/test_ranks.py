@@ -76,6 +76,27 @@ def test_the_others_end_and_name_the_missing_rank(how: str, said: str, within: i
     assert said in text and int(seconds) < within, error
 
 
+def _work_alone(seconds: float, fails: bool) -> int:
+    done: list[int] = []
+
+    def work() -> None:
+        time.sleep(seconds)
+        if fails:
+            raise ValueError("disk full")
+        done.append(1)
+
+    ranks.in_first(work)
+    ranks.in_first(lambda: done.append(1))
+    return len(done)
+
+
+def test_the_others_wait_as_long_as_the_first_works_alone() -> None:
+    assert in_ranks(_work_alone, 2, 4.0, False, timeout=2.0) == [2, 0], "longer than they wait for an exchange"
+    first, second = in_ranks(_work_alone, 2, 0.0, True, timeout=2.0)
+    assert isinstance(first, ValueError) and isinstance(second, RankError)
+    assert str(second).startswith("rank 1 of 2 cannot go on: rank 0")
+
+
 def test_no_thread_waits_for_the_store_when_a_group_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     """Python aborts where it ends in that moment: "terminate called without an active exception"."""
     for key, value in {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}.items():
