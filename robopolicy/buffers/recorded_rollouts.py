@@ -110,9 +110,9 @@ def replay_of_episodes(like: Replay, episodes: Episodes, *, obs: Obs) -> Replay:
     """
     if not episodes.outcomes:
         raise DataError(
-            "dataset: has neither rewards nor successes, which learning from its transitions needs. Where every "
-            "episode is a good one, say so once with annotate_dataset(path, action_spec=…, outcomes='success'); "
-            "or leave its transitions out with loop.demo_fraction=0"
+            "dataset: has neither rewards nor successes that say how its episodes ended (next.success, or rewards "
+            "with next.truncated), which learning from its transitions needs. Where every episode is a good one, say "
+            "so: robopolicy data import dataset=… outcomes=success; or leave its transitions out: loop.demo_fraction=0"
         )
     frames, pad = episodes.num_frames, like.n_step + 1
     replay = like.empty(frames + pad)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from robopolicy.core.errors import DataError
+from robopolicy.evaluation.code_version import code_version
 from robopolicy.evaluation.episode_table import EpisodeTable
 from robopolicy.utils.provenance import version
 
@@ -67,13 +68,13 @@ def kept_pieces(job: Job) -> tuple[list[Path], list[int]]:
 
 def _seeds_in(job: Job, file: Path) -> list[int]:
     """Return the seeds of a file's rows; [] unless all have the job's weights, settings and code."""
-    if version().endswith("dirty"):  # two changed trees look alike
+    if "dirty" in version():  # two changed trees look alike
         return []
     try:
         rows = EpisodeTable.load(file)
     except DataError:
         return []
-    wanted = {"policy": {job.policy}, "deterministic": {job.deterministic}, "version": {version()}}
+    wanted = {"policy": {job.policy}, "deterministic": {job.deterministic}, "version": {code_version()}}
     return rows.seeds if all(set(rows.frame[k]) == v for k, v in wanted.items()) else []
 
 

@@ -14,7 +14,8 @@ from robopolicy.datasets.episodes import Episodes
 from robopolicy.datasets.spans import FilmBlock
 
 Array = NDArray[Any]
-TIME_TOLERANCE = 1e-3  # s
+TIME_TOLERANCE = 1e-3  # s, of a frame; at more than 100 Hz a tenth of its time
+RATE_TOLERANCE = 0.01  # of the rate of a whole episode
 AGAIN = "Drop or re-record these episodes (in Python load_episodes(episodes=…) selects)"
 
 
@@ -69,14 +70,14 @@ def check_rate(episode: FilmBlock, stamps: Array, fps: float) -> Iterator[Defect
     gaps = np.diff(part)
     if not len(gaps) or not np.isfinite(fps):
         return
-    usual = float(np.median(gaps))
-    if len(gaps) > 2 and usual > 0 and not abs(usual - 1 / fps) <= TIME_TOLERANCE:
+    usual, most = float(np.median(gaps)), min(TIME_TOLERANCE, 0.1 / fps)
+    if len(gaps) > 2 and usual > 0 and not abs(usual * fps - 1.0) <= RATE_TOLERANCE:
         fix = "Mixed frequencies cannot be trained on: resample to one rate, or split the dataset by rate"
         yield Defect(
             "timestamp", f"was recorded at {1 / usual:.3g} Hz, the dataset says {fps:g}", fix, episode.index, 0
         )
         return
-    for k in np.flatnonzero(~(np.abs(gaps - 1 / fps) <= TIME_TOLERANCE)):
+    for k in np.flatnonzero(~(np.abs(gaps - 1 / fps) <= most)):
         lost = round(float(gaps[k]) * fps) - 1
         what = f"a gap of {gaps[k]:.4f} s" if gaps[k] > 0 else f"time stands still or runs back ({gaps[k]:.4f} s)"
         what += f", in which {lost} frames are missing" if lost > 0 else f", expected {1 / fps:.4f} s"

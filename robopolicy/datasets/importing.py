@@ -19,6 +19,7 @@ from robopolicy.datasets.foreign import copied, fetch, format_of, is_hub
 from robopolicy.datasets.infer import Fact, infer_facts, infer_names
 from robopolicy.datasets.lerobot_reader import annotate_dataset
 from robopolicy.datasets.metadata import META_FILE, RESTORE
+from robopolicy.datasets.remarks import remarks
 from robopolicy.datasets.source import OLD, DatasetInfo
 
 Outcomes = Literal["recorded", "success"]
@@ -90,7 +91,8 @@ def data_import(
         spec, inferred = _action(opened, ActionFacts(**{**kept, **merged.given}), dataset, out)
         chosen = outcomes or given.outcomes or earlier.outcomes or "recorded"
         annotate_dataset(folder, action_spec=spec, rename=renamed, outcomes=chosen, inferred=inferred)
-    _report(out or source, opened, spec, inferred, kept, renamed, chosen, version)
+        said = remarks(opened, with_outcomes=chosen == "recorded")  # a copy is moved afterwards
+    _report(out or source, opened, spec, inferred, kept, renamed, chosen, version, said)
     return out or source
 
 
@@ -163,7 +165,7 @@ def _is_ours(source: DatasetInfo) -> bool:
 
 def _report(
     path: Path, source: DatasetInfo, spec: ActionSpec, inferred: dict[str, str], kept: dict[str, Any],
-    rename: dict[str, str | None], outcomes: Outcomes, version: str,
+    rename: dict[str, str | None], outcomes: Outcomes, version: str, said: list[str],
 ) -> None:  # fmt: skip
     print(f"{path}: {source.info.total_episodes} episodes, {source.info.total_frames} frames at {source.fps:g} Hz"
           + ("" if version.startswith("v3.") else f", converted from {version}"))  # fmt: skip
@@ -175,6 +177,8 @@ def _report(
         print("  outcomes=success: every episode reaches the goal")
     for old, new in rename.items():
         print(f"  {old} is {'left out' if new is None else f'read as {new}'}")
+    for remark in said:
+        print(f"  {remark}")
     if outcomes == "recorded" and not {"next.success", "next.reward"} & set(source.columns):
         print("  no success is recorded: imitation needs none; for reinforcement learning, if every episode reaches "
               f"the goal: {command(path, None, [])} outcomes=success")  # fmt: skip

@@ -16,6 +16,7 @@ from robopolicy.datasets.source import DatasetInfo
 from robopolicy.datasets.tables import read_table
 
 _JOINTS = re.compile(r"joint|waist|shoulder|elbow|wrist|forearm|\bq\d", re.IGNORECASE)
+_AXIS = re.compile(r"[._]q?[xyzw](\.pos)?$", re.IGNORECASE)  # of the pose of a wrist
 _GRIPPER = re.compile(r"gripper|claw|jaw", re.IGNORECASE)
 _POSITIONS = re.compile(r"(left_|right_)?d?[xyz]([_.].*)?", re.IGNORECASE)
 _FOLLOWED = 0.3  # mean distance from an action to the next state, in standard deviations of the state
@@ -104,7 +105,7 @@ def _frame(names: tuple[str, ...], found: dict[str, Fact], action: NDArray[np.fl
     arm = [k for k, name in enumerate(names) if not _GRIPPER.search(name)]
     if not arm:
         return {}
-    if all(_JOINTS.search(names[k]) for k in arm):
+    if all(_JOINTS.search(names[k]) and not _AXIS.search(names[k]) for k in arm):
         reason = f"names such as {names[arm[0]]!r}"
         facts = {k: Fact("joint", reason) for k in ("frame", "rotation")}
         facts["tcp"] = Fact("tool0", "joint commands do not depend on it")

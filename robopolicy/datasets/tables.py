@@ -212,11 +212,14 @@ def read_driver(column: Columns) -> Tensor | None:
 def read_outcomes(column: Columns, outcomes: str) -> tuple[Tensor, Tensor, Tensor, bool]:
     """Return reward [F], terminated [F], success [F], and whether the dataset (or the caller) says so.
 
-    Without `next.truncated`, `next.done` marks the end of every episode, time limits included. There an episode
-    terminates only where it ends in success, or, without `next.success`, with a reward.
+    Without `next.success`, sparse rewards say it: 1 or, with −1 a step, 0 at an episode's last frame alone, as
+    LeRobot's HIL-SERL and the Fetch tasks have them. Other rewards may be shaped, and say nothing of success.
 
-    Without `next.success`, a reward of 1 says it where rewards are 0 or 1, and 1 only at an episode's last frame, as
-    LeRobot's HIL-SERL records them. Other rewards may be shaped, and say nothing of success.
+    Without `next.truncated`, `next.done` marks the end of every episode, time limits included. There an episode
+    terminates only where it ends in success; where that is not known either, nothing is said of outcomes.
+
+    Raises:
+        DataError: a flag is neither 0 nor 1.
     """
     frames = column.table.num_rows
     last = torch.zeros(frames, dtype=torch.bool)
@@ -226,16 +229,36 @@ def read_outcomes(column: Columns, outcomes: str) -> tuple[Tensor, Tensor, Tenso
     if outcomes != "recorded":
         raise DataError(f"outcomes must be 'recorded' or 'success', found {outcomes!r}")
 
-    def get(key: str) -> Tensor | None:
-        return torch.from_numpy(column(key, ())) if key in column.table.column_names else None
+    def flags(key: str) -> Tensor | None:
+        return _flags(column, key) if key in column.table.column_names else None
 
-    reward, done, truncated, success = (get(f"next.{k}") for k in ("reward", "done", "truncated", "success"))
-    known = reward is not None or success is not None
-    rewarded = torch.zeros(frames, dtype=torch.bool) if reward is None else reward != 0.0
-    reached = rewarded if success is None else success.bool()
-    terminated = torch.zeros(frames, dtype=torch.bool) if done is None else done.bool()
-    terminated &= reached if truncated is None else ~truncated.bool()
-    if success is None:
-        success = rewarded if reward is None or bool((reward == (rewarded & last)).all()) else torch.zeros_like(last)
-    success = success.bool()
-    return torch.zeros(frames) if reward is None else reward.float(), terminated, success, known
+    reward = torch.from_numpy(column("next.reward", ())) if "next.reward" in column.table.column_names else None
+    done, truncated, success = (flags(f"next.{k}") for k in ("done", "truncated", "success"))
+    if success is None and reward is not None:
+        success = _sparse_success(reward, last)
+    known = success is not None or (reward is not None and (truncated is not None or done is None))
+    reached = torch.zeros_like(last) if success is None else success
+    terminated = torch.zeros_like(last) if done is None else done & (reached if truncated is None else ~truncated)
+    return torch.zeros(frames) if reward is None else reward.float(), terminated, reached, known
+
+
+def _flags(column: Columns, key: str) -> Tensor:
+    """Return a column of flags [F] as bool."""
+    found = np.asarray(column(key, ()))
+    if found.dtype != np.bool_ and len(bad := np.flatnonzero((found != 0) & (found != 1))):
+        frame = int(bad[0])
+        episode = int(np.searchsorted(column.starts.numpy(), frame, side="right")) - 1
+        raise DataError(
+            f"{column.source.root}: {key!r} is {found[frame]} in episode {episode}, frame {frame}, expected 0 or 1. "
+            "Correct the column, or remove it"
+        )
+    return torch.from_numpy(found.astype(np.bool_))
+
+
+def _sparse_success(reward: Tensor, last: Tensor) -> Tensor | None:
+    """Return success [F] of sparse rewards, 0 and 1 or −1 and 0; None: they are others."""
+    for failed in (0.0, -1.0):
+        reached = reward == failed + 1.0
+        if bool(((reward == failed) | (reached & last)).all()):
+            return reached
+    return None

@@ -23,6 +23,8 @@ from robopolicy.datasets.parquet import number, whole
 from robopolicy.datasets.source import DatasetInfo
 from robopolicy.datasets.spans import FilmBlock, Span
 
+_MODES = ("RGB", "RGBA", "L", "LA", "P")  # of Pillow: 8 bits a channel
+
 
 def load_videos(
     source: DatasetInfo, key: str, feature: Feature, table: pa.Table, starts: Tensor, where: Mapping[int, Span]
@@ -169,7 +171,10 @@ def _decode(data: bytes | None, size: tuple[int, ...], *, where: str) -> Tensor:
     if data is None:
         raise DataError(f"{where}: the picture is not in the table, only a path to it")
     try:
-        picture = np.array(Image.open(io.BytesIO(data)).convert("RGB"))
+        opened = Image.open(io.BytesIO(data))
+        if opened.mode not in _MODES:  # e.g. I;16, a depth in mm: each value above 255 would become 255
+            raise DataError(f"{where}: expected a picture of 8 bits a channel, found mode {opened.mode}. Leave it out")
+        picture = np.array(opened.convert("RGB"))
     except (UnidentifiedImageError, OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
         raise DataError(f"{where}: picture cannot be decoded ({error})") from error
     if picture.shape[:2] != size:

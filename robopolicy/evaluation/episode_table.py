@@ -38,6 +38,7 @@ COLUMNS = {
 }
 ENDED_BY = ("success", "terminated", "truncated", "diverged")
 CRITERIA = ("success_once", "success_at_end")
+OWN = ".own"  # in a version, before a digest of the user's own modules
 _LARGEST, _MOST = 2**28, 10**7  # bytes and rows of a file
 
 
@@ -86,7 +87,7 @@ class EpisodeTable:
     @property
     def commits(self) -> list[str]:
         """Commits of the code that evaluated them, "+dirty" where it differed from the commit."""
-        found = (str(v).partition("+g")[2] for v in dict.fromkeys(self.frame["version"]))
+        found = (str(v).partition("+g")[2].partition(OWN)[0] for v in dict.fromkeys(self.frame["version"]))
         return [v.replace(".dirty", "+dirty") for v in found if v]
 
     @property

@@ -19,9 +19,9 @@ from robopolicy.core.errors import SpecError, WorkerError
 from robopolicy.core.types import TASK, Obs, Step, VecEnv
 from robopolicy.envs.wrap_for import wrap_for
 from robopolicy.envs.wrappers import ChunkExecutor, request_images
+from robopolicy.evaluation.code_version import code_version
 from robopolicy.evaluation.episode_table import COLUMNS, EpisodeTable
 from robopolicy.policies.base import Policy
-from robopolicy.utils.provenance import version
 
 
 class Running(NamedTuple):
@@ -207,6 +207,6 @@ class _Tally:
 
     def rows(self, *, policy_id: str, deterministic: bool) -> EpisodeTable:
         same: dict[str, Any] = {"env": self.spec.id, "digest": self.spec.digest}
-        same |= {"policy": policy_id, "version": version()}
+        same |= {"policy": policy_id, "version": code_version()}
         same |= {"deterministic": deterministic}
         return EpisodeTable(pd.DataFrame([{**self.done[s], **same} for s in self.todo], columns=list(COLUMNS)))

@@ -12,6 +12,7 @@ from robopolicy.core.errors import ConfigError, DataError, SpecError
 from robopolicy.core.rng import episode_seeds, listed_seeds
 from robopolicy.core.types import FixedStarts, VecEnv
 from robopolicy.evaluation import rollout
+from robopolicy.evaluation.code_version import code_version
 from robopolicy.evaluation.episode_table import EpisodeTable
 from robopolicy.evaluation.policy_ref import PolicyRef
 from robopolicy.policies.base import Policy
@@ -35,11 +36,11 @@ def evaluated_rows(
         wanted = {"policy": {ref.ident}, "digest": {env.spec.digest}, "deterministic": {deterministic}}
         if rows.seeds[:episodes] == seeds.tolist() and all(set(rows.frame[k]) == v for k, v in wanted.items()):
             found = set(rows.frame["version"])
-            if found == {version()}:
-                if "dirty" in version():
-                    print(f"{file.name}: reused; {version()} has uncommitted changes, remove the file if they matter")
+            if found == {code_version()}:
+                dirty = "; its code has uncommitted changes, remove the file if they matter" * ("dirty" in version())
+                print(f"{file.name}: rows of {code_version()} are used again{dirty}")
                 return EpisodeTable(rows.frame.head(episodes))
-            print(f"{file.name}: is of code {', '.join(sorted(found))}, this is {version()}: evaluated again")
+            print(f"{file.name}: is of code {', '.join(sorted(found))}, this is {code_version()}: evaluated again")
     try:  # an unusable folder fails before the evaluation
         ref.out.mkdir(parents=True, exist_ok=True)
     except (FileExistsError, NotADirectoryError):

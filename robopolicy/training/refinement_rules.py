@@ -19,8 +19,9 @@ FAST_STEPS, SLOW_STEPS = 150_000, 100_000  # env steps in an env that is fast, a
 SCHEDULE = 30_000  # env steps until the residual of the preset is let out: its warm-up, and the fall of its penalty
 LEAST = 15_000  # env steps of any refinement: fewer made bases worse
 LOWEST, GOOD = 0.02, 0.98  # success of a base with next to nothing to build on, and with next to nothing left to gain
-_DIFFERENCE = re.compile(r"(.+)_(?:to|in)_(.+)_[^_]+")  # hand_to_object_x
+_DIFFERENCE = re.compile(r"(.+)_(?:to|in)_(.+)_[xyz]")  # hand_to_object_x
 _TOOL = re.compile(r"(?:^|_)(?:hand|tool|tcp|eef|ee|gripper|end_effector|fingertip)(?:$|_)")
+_NO_THING = re.compile(r"^before_|_(?:to|in|step|vel|velocity|rel)(?:_|$)")  # of places: differences and motions
 _BEFORE = "before_"  # a place in the frame before
 _SAME = {f"qpos_{joint}" for joint in range(7)}  # joints of an arm: say where its tool is
 
@@ -149,6 +150,7 @@ def relative_elements(names: Sequence[str], absent: Sequence[str] = ()) -> list[
     from the tool and from things before it, and how far each moved, where `before_…` holds the last frame.
 
     Of the first thing, the tool, the height stays. Earlier frames and the joints of an arm (`qpos_0` to `qpos_6`) go.
+    A thing that no difference names gets one from the tool.
 
     Args:
         absent: places that are zero in all demonstrations: a thing that the task does not have.
@@ -156,10 +158,11 @@ def relative_elements(names: Sequence[str], absent: Sequence[str] = ()) -> list[
     Returns:
         Names, patterns and differences for `policy.state`; empty where nothing is known: then all are read.
     """
-    matches = [match for n in names if (match := _DIFFERENCE.match(n))]
+    named = [match for n in names if (match := _DIFFERENCE.fullmatch(n))]
+    matches = [m for m in named if {f"{_stem(m[0])}_{axis}" for axis in "xyz"} <= {*names}]  # no distance, no part
     if matches:
         things = list(dict.fromkeys(part for match in matches for part in match.groups()))
-        made = []
+        made = [f"{place}-{things[0]}" for place in _alone(things, names, absent)]
     else:
         things = _things(names, absent)
         made = _made_differences(things, places(names))
@@ -169,6 +172,13 @@ def relative_elements(names: Sequence[str], absent: Sequence[str] = ()) -> list[
     gone = {f"{thing}_{axis}" for thing in [*things, *absent] for axis in "xyz"} - {f"{things[0]}_z"} | _SAME
     kept = [n for n in names if n in differences or (n not in gone and not n.startswith(_BEFORE))]
     return [*_patterns(kept, names), *made]
+
+
+def _alone(things: Sequence[str], names: Sequence[str], absent: Sequence[str]) -> list[str]:
+    """Return the places of further things, where the place of the first one is known."""
+    found = places(names)
+    others = [place for place in found if place not in (*things, *absent) and not _NO_THING.search(place)]
+    return others if things[0] in found else []
 
 
 def _things(names: Sequence[str], absent: Sequence[str]) -> list[str]:

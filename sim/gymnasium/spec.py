@@ -122,7 +122,7 @@ def env_spec(
     steps, given = _horizon(env, horizon, name), env.spec.kwargs if env.spec is not None else {}  # of Gymnasium's make
     task = {k: v for k, v in given.items() if k not in _HOW_MANY}
     defines = [task, steps] if success is None else [task, steps, success]
-    kwargs = json.dumps(defines, sort_keys=True, default=str)
+    kwargs = json.dumps(defines, sort_keys=True, default=_named)
     identity = json.dumps([name, kwargs, repr(space), repr(env.single_action_space), gymnasium.__version__])
     return EnvSpec(
         id=name,
@@ -133,6 +133,14 @@ def env_spec(
         horizon=steps,
         digest=hashlib.sha256(identity.encode()).hexdigest()[:16],
     )
+
+
+def _named(value: object) -> str:
+    """Write an object of an env's options without its place in memory, which each process has its own of."""
+    if callable(value) or repr(value).startswith("<"):
+        kind = value if hasattr(value, "__qualname__") else type(value)
+        return f"{kind.__module__}.{kind.__qualname__}"
+    return str(value)
 
 
 def reset_mode(env: VectorEnv, given: AutoresetMode | str | None, name: str) -> AutoresetMode:

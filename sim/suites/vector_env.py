@@ -100,13 +100,19 @@ class TellsSuccess(gymnasium.Wrapper):
         """Map seeds by `seed32` where an env takes 32 bits alone, as `numpy.random.RandomState` does.
 
         Seeds that fit are passed on as they are: 0.4% of training seeds. One may then be that of a test episode.
+        Options that Gymnasium has emptied are none, as at the first reset.
         """
+        options = options or None
         try:
             return self.env.reset(seed=seed, options=options)
         except ValueError as error:
             if seed is None or "2**32" not in str(error):
                 raise
             return self.env.reset(seed=seed32(seed), options=options)
+        except OverflowError:  # of numpy.int32 and the like
+            if seed is None or seed < 1 << 31:
+                raise
+            return self.env.reset(seed=seed32(seed) >> 1, options=options)
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         """Raises ConfigError where the info does not tell success."""

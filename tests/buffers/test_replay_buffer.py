@@ -141,7 +141,9 @@ def test_stored_episodes_become_windows_that_stop_at_their_ends():
 
 def test_stored_episodes_without_outcomes_are_refused():
     data = replace(episodes([4, 3], [False, False]), outcomes=False)
-    with pytest.raises(DataError, match=r"neither rewards nor successes.*outcomes='success'.*loop\.demo_fraction=0"):
+    with pytest.raises(
+        DataError, match=r"neither rewards nor successes.*data import .*outcomes=success.*loop\.demo_fraction=0"
+    ):
         replay_of_episodes(Replay(capacity=10, num_envs=1, n_step=2, gamma=GAMMA), data, obs=data.obs)
 
 

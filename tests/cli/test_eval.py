@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 import shutil
 from pathlib import Path
@@ -13,7 +14,7 @@ from robopolicy.cli import compare, eval
 from robopolicy.cli.main import main
 from robopolicy.cli.task_label import task_label
 from robopolicy.core.errors import CheckpointError, ConfigError, DataError
-from robopolicy.evaluation import policy_ref, rollout, saved
+from robopolicy.evaluation import code_version, policy_ref, rollout, saved
 from robopolicy.evaluation.episode_table import EpisodeTable
 from robopolicy.evaluation.policy_ref import PolicyRef
 from robopolicy.evaluation.training_seeds import PooledComparison
@@ -213,21 +214,21 @@ def test_rows_of_other_code_are_not_reused_silently(
         return evaluate(*arguments, **options)
 
     def look(version: str) -> str:
-        for module in (saved, rollout):
-            monkeypatch.setattr(module, "version", lambda: version)
+        for module, name in ((saved, "version"), (code_version, "version")):
+            monkeypatch.setattr(module, name, lambda: version)
         eval.evaluate(checkpoint=runs[0], episodes=3, videos=0)
         return capsys.readouterr().out
 
     monkeypatch.setattr(rollout, "evaluate", counted)
     look("1+ga")
-    assert "episodes.csv" not in look("1+ga") and len(evaluated) == 1
+    assert "episodes.csv: rows of 1+ga are used again\n" in look("1+ga") and len(evaluated) == 1
     fewer = eval.evaluate(checkpoint=runs[0], episodes=2, videos=0)
     assert len(evaluated) == 1 and len(fewer) == 2, "the first of the same"
     assert len(EpisodeTable.load(runs[0] / "episodes.csv")) == 3, "which stay"
     assert "episodes.csv: is of code 1+ga, this is 1+gb: evaluated again" in look("1+gb")
     assert len(evaluated) == 2 and set(EpisodeTable.load(runs[0] / "episodes.csv").frame["version"]) == {"1+gb"}
     look("1+gb.dirty")
-    assert "episodes.csv: reused; 1+gb.dirty has uncommitted changes" in look("1+gb.dirty")
+    assert "rows of 1+gb.dirty are used again; its code has uncommitted changes" in look("1+gb.dirty")
     assert len(evaluated) == 3
     (runs[0] / "episodes.csv").write_text("cut")
     with pytest.raises(DataError, match=r"Evaluate again; remove .*episodes\.csv first"):
@@ -245,6 +246,25 @@ def test_a_task_with_a_list_of_starts_has_no_more_episodes(runs: tuple[Path, Pat
             eval.evaluate(checkpoint=runs[1], videos=0, **wrong)
     rows = eval.evaluate(checkpoint=runs[1], episodes=5, videos=0)
     assert sorted(seed % 5 for seed in rows.seeds) == [0, 1, 2, 3, 4], "each start once"
+
+
+def test_rows_of_an_env_that_its_owner_changed_are_not_used_again(
+    runs: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(code_version, "admitted", lambda: ("my_env.tasks",))
+    (tmp_path / "my_env").mkdir()
+    for name, text in (("__init__", ""), ("tasks", "NEAR = 0.1")):
+        (tmp_path / "my_env" / f"{name}.py").write_text(text)
+    importlib.import_module("my_env.tasks")
+    first = eval.evaluate(checkpoint=runs[0], episodes=3, videos=0)
+    assert eval.evaluate(checkpoint=runs[0], episodes=3, videos=0) is not None
+    assert "are used again" in capsys.readouterr().out
+    (tmp_path / "my_env" / "tasks.py").write_text("NEAR = 0.02")
+    later = eval.evaluate(checkpoint=runs[0], episodes=3, videos=0)
+    assert "evaluated again" in capsys.readouterr().out
+    versions = [set(rows.frame["version"]) for rows in (first, later)]
+    assert versions[0] != versions[1] and first.commits == later.commits
 
 
 def test_a_report_is_about_the_newest_checkpoint_on_test_episodes(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
 from robopolicy.datasets.frame_checks import check_clouds, check_rate, ranges
 from robopolicy.datasets.spans import FilmBlock
@@ -19,6 +20,15 @@ def test_timestamps_by_hand() -> None:
     for stamp in (1.0, np.nan):
         (defect,) = check_rate(second, np.array([0.0, 0.5, 1.0, 0.0, stamp]), 2.0)
         assert (defect.key, defect.episode, defect.frame) == ("timestamp", 1, 1)
+
+
+@pytest.mark.parametrize(("fps", "recorded"), [(100.0, 110.0), (500.0, 1000.0), (30.0, 31.0)])
+def test_a_rate_is_compared_by_its_share(fps: float, recorded: float) -> None:
+    """10% more is 0.9 ms of a frame at 100 Hz."""
+    whole = FilmBlock(0, 0, 50)
+    (defect,) = check_rate(whole, np.arange(50) / recorded, fps)
+    assert f"was recorded at {recorded:.3g} Hz, the dataset says {fps:g}" in defect.problem
+    assert [*check_rate(whole, np.arange(50) / (1.002 * fps), fps)] == []
 
 
 def test_a_cloud_is_empty_where_no_frame_of_an_episode_has_two_places() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -224,11 +225,44 @@ def test_a_state_with_nan_shows_no_reference(tmp_path: Path) -> None:
         data_import(dataset=path, action=ActionFacts(units=("rad",)))
 
 
+def remade(path: Path, **columns: Any) -> Path:
+    """The same dataset with columns of other values, functions of the old ones."""
+    (file,) = path.glob("data/*/*.parquet")
+    table = pq.read_table(file)
+    for name, change in columns.items():
+        key = name.replace("__", ".")
+        old = np.stack(table[key].to_numpy()) if key == "observation.state" else table[key].to_numpy()
+        new = pa.array(change(old).tolist(), table[key].type)
+        table = table.set_column(table.column_names.index(key), key, new)
+    pq.write_table(table, file)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({}, "0 of 2 episodes succeeded, rewards from 0 to 0\n"),
+        ({"next__reward": lambda x: x + 0.5}, "rewards from 0.5 to 0.5. For reinforcement learning the env's rewards"),
+        ({"observation__state": lambda x: x * [1.0, 1e-3, 1.0]}, "observation.state: .* vary by less than 5% of the"),
+    ],
+)
+def test_what_training_makes_of_the_data_is_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], change: dict[str, Any], said: str
+) -> None:
+    path = remade(recorded(tmp_path / "arm"), **change)
+    facts = {"frame": "joint", "rotation": "joint", "tcp": "x", "reference": "absolute"}
+    data_import(dataset=path, action=ActionFacts(units=("rad",) * 3, **facts))
+    shown = capsys.readouterr().out
+    assert re.search(said, shown), shown
+    assert ("another unit" in shown) == ("observation__state" in change)
+
+
 @pytest.mark.parametrize(
     ("names", "action", "asked"),
     [
         (("a", "b", "c"), None, {"units", "frame", "tcp", "rotation"}),  # absolute, of what?
         (("dx", "dy", "dz"), lambda n: np.full((n, 3), 0.01), {"units", "frame", "tcp", "reference"}),
+        (("wrist_x", "wrist_y", "wrist_z"), None, {"units", "frame", "tcp", "rotation"}),  # its place, no joints
         (JOINTS, lambda n: 100.0 * np.random.default_rng(0).normal(size=(n, 3)), {"units", "reference"}),
     ],
 )

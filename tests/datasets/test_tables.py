@@ -67,6 +67,29 @@ def test_a_reward_of_one_at_the_end_alone_says_success_where_nothing_else_does(
     assert success(done=DONE, reward=reward) == won
 
 
+def test_with_minus_one_a_step_a_reward_of_zero_says_success() -> None:
+    """Fetch's convention: a failure that the time limit cut is no termination, and the success is one."""
+    reward, end, won, known = outcomes(done=DONE, reward=[-1.0, -1.0, -1.0, 0.0])
+    assert end.tolist() == won.tolist() == [False, False, False, True] and known
+    assert reward.tolist() == [-1.0, -1.0, -1.0, 0.0]
+
+
+def test_of_shaped_rewards_nothing_is_said_unless_the_cuts_are_known() -> None:
+    shaped = [0.3, 0.5, 0.4, 0.9]
+    assert not outcomes(done=DONE, reward=shaped)[3] and terminated(done=DONE, reward=shaped) == [False] * 4
+    cut = outcomes(done=DONE, reward=shaped, truncated=[False, True, False, False])
+    assert cut[3] and cut[1].tolist() == [False, False, False, True]
+
+
+@pytest.mark.parametrize("key", ["success", "done", "truncated"])
+@pytest.mark.parametrize("value", [0.3, float("nan"), 2.0])
+def test_a_flag_is_0_or_1(key: str, value: float) -> None:
+    flags = {"done": [0.0, 1.0, 0.0, 1.0], "success": [0.0] * 4, "truncated": [0.0] * 4}
+    flags[key] = [0.0, 1.0, value, 1.0]
+    with pytest.raises(DataError, match=rf"'next.{key}' is {value} in episode 1, frame 2, expected 0 or 1"):
+        outcomes(**flags)
+
+
 def test_recorded_success_wins_over_rewards() -> None:
     assert success(done=DONE, reward=[0.0, 1.0, 0.0, 1.0], success=WON) == WON
 

@@ -25,7 +25,7 @@ from robopolicy.config.compose import compose, group_options
 from robopolicy.core.errors import CheckpointError, ConfigError, DataError, RobopolicyError
 from robopolicy.core.rng import episode_seeds
 from robopolicy.core.types import TASK, Feature
-from robopolicy.evaluation import policy_ref, rollout
+from robopolicy.evaluation import code_version, policy_ref
 from robopolicy.evaluation.episode_table import EpisodeTable
 from robopolicy.evaluation.numbered_task import NumberedTask
 from robopolicy.policies.factory import build_policy
@@ -105,7 +105,7 @@ def bits(result: SuiteResult) -> dict[str, str]:
 
 
 def code(monkeypatch: pytest.MonkeyPatch, version: str) -> None:
-    for module in (suite_jobs, rollout):
+    for module in (suite_jobs, code_version):
         monkeypatch.setattr(module, "version", lambda: version)
 
 

@@ -22,6 +22,7 @@ MANISKILL = (
     "cube_x",
     "tcp_to_cube_x",
     "tcp_to_cube_y",
+    "tcp_to_cube_z",
 )
 FACTS = BaseFacts(
     success=0.4, mode_success=0.42, episodes=100, steps_per_second=5_000, success_steps=57, elements=("cube_x",),
@@ -44,7 +45,7 @@ def test_a_slow_env_has_more_updates_for_each_step() -> None:
     slow = replace(FACTS, steps_per_second=90, elements=METAWORLD)
     assert overrides(slow) == [
         "algo=residual", "loop.total_steps=100000", "num_envs=8", "loop.updates_per_step=0.5",
-        "policy.state=[hand_z,other_*,hand_to_object_*,object_to_goal_*]",
+        "policy.state=[hand_z,other_*,hand_to_object_*,object_to_goal_*,other-hand]",
     ]  # fmt: skip
     assert {"loop.warmup_steps=1200", "algo.penalty_steps=4800"} <= set(overrides(slow, 20_000))
     assert "loop.replay.n_step=10" in overrides(replace(slow, success_steps=150))
@@ -86,9 +87,17 @@ def test_absolute_places_are_left_out_where_a_difference_names_their_thing() -> 
     assert relative_elements(["tcp_x", "cube_rel_x"]) == [], "no difference: all are read"
 
 
+def test_a_distance_is_no_difference_and_a_thing_without_one_gets_it() -> None:
+    places = [f"{thing}_{axis}" for thing in ("hand", "cube", "bin") for axis in "xyz"]
+    assert relative_elements(["hand_x", "hand_y", "goal_x", "goal_y", "hand_to_goal_m"]) == []
+    to_cube = [f"hand_to_cube_{axis}" for axis in "xyz"]
+    assert relative_elements([*places, *to_cube]) == ["hand_z", "bin_*", "hand_to_cube_*", "bin-hand"]
+
+
 def test_patterns_read_the_kept_elements_alone() -> None:
     names = (*METAWORLD, "hand_to_object_q0")
-    read = [names[i] for i in state_columns(Feature((len(names),), names=names), relative_elements(names), where="x")]
+    kept = [name for name in relative_elements(names) if name != "other-hand"]  # which is made of two
+    read = [names[i] for i in state_columns(Feature((len(names),), names=names), kept, where="x")]
     assert not {"hand_x", "goal_z", "before_hand_x", "object_y"} & set(read) and "hand_z" in read
 
 

@@ -56,6 +56,15 @@ class Seeds32(Slide):
         return np.full(1, self.start, np.float32), {}
 
 
+class Int32Seeds(Seeds32):
+    """Whose seeds are a C int; it begins elsewhere where it is given options."""
+
+    def reset(self, *, seed=None, options=None):
+        obs, info = super().reset(seed=None if seed is None else int(np.int32(seed)))
+        return (obs if options is None else obs + options["further"]), info
+
+
+gymnasium.register("Int32Seeds-v0", entry_point=Int32Seeds, max_episode_steps=6)
 gymnasium.register("Slide-v0", entry_point=Slide, max_episode_steps=6)
 gymnasium.register("Seeds32-v0", entry_point=Seeds32, max_episode_steps=6)
 gymnasium.register("Endless-v0", entry_point=Slide)
@@ -182,8 +191,9 @@ def test_what_is_wrong_is_named(how, said):
     assert said in str(error.value)
 
 
-def test_an_env_whose_seeds_have_32_bits_starts_and_repeats():
-    env = gymnasium_task.make("Seeds32-v0", 2)
+@pytest.mark.parametrize("name", ["Seeds32-v0", "Int32Seeds-v0"])
+def test_an_env_whose_seeds_have_32_bits_starts_and_repeats(name):
+    env = gymnasium_task.make(name, 2)
     seeds = episode_seeds("test", 0, 2)
     first = env.reset(seeds)[STATE]
     assert torch.equal(env.reset(seeds)[STATE], first) and float(first[0]) != float(first[1])

@@ -1,0 +1,63 @@
+"""Say what training will make of a foreign dataset: its successes, its rewards, and elements that vary little."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from robopolicy.core.types import STATE
+from robopolicy.datasets.source import DatasetInfo
+from robopolicy.datasets.tables import Columns, read_outcomes, read_table
+
+SMALL = 0.05  # of the median deviation: the normaliser makes smaller ones no larger (policies/normalizer.py)
+_ENDS = ("next.reward", "next.success", "next.done", "next.truncated")
+
+
+def remarks(source: DatasetInfo, *, with_outcomes: bool) -> list[str]:
+    """Return a line for each remark.
+
+    Args:
+        with_outcomes: False: it was said that every episode succeeds, so what is recorded does not count.
+
+    Raises:
+        DataError: tables that cannot be read, or a flag that is neither 0 nor 1.
+    """
+    state = source.names_there.get(STATE)
+    ends = [key for key in _ENDS if key in source.columns and with_outcomes]
+    if not (wanted := [*ends, *([state] if state else [])]):
+        return []
+    read, _ = read_table(source, None, wanted)
+    found = _outcomes(read) if {"next.success", "next.reward"} & set(ends) else []
+    return found + (_small(source, read, state) if state else [])
+
+
+def _outcomes(read: Columns) -> list[str]:
+    reward, _, success, known = read_outcomes(read, "recorded")
+    first, last = read.starts[:-1].tolist(), read.starts[1:].tolist()
+    won = sum(bool(success[a:b].any()) for a, b in zip(first, last, strict=True))
+    rewards = f"rewards from {float(reward.min()):g} to {float(reward.max()):g}"
+    if not known:
+        return [f"{rewards}, but neither successes nor cuts are recorded: for imitation alone"]
+    sparse = bool(((reward == 0.0) | ((reward == 1.0) & success)).all())
+    scale = ". For reinforcement learning the env's rewards must be of the same kind, not 1 at a success alone"
+    return [f"{won} of {len(first)} episodes succeeded, {rewards}{'' if sparse else scale}"]
+
+
+def _small(source: DatasetInfo, read: Columns, state: str) -> list[str]:
+    """Name elements of the state that vary so little beside the others that a policy hardly sees them."""
+    column = source.columns[state]
+    values = read(state, column.shape).astype(np.float64).reshape(read.table.num_rows, -1)
+    deviation = values.std(0)
+    varies = deviation > 1e-6 * deviation.max(initial=0.0)
+    if not np.isfinite(deviation).all() or not varies.any():
+        return []
+    usual = float(np.median(deviation[varies]))
+    names = column.names or ()
+    if len(names) != len(deviation):
+        names = tuple(f"element {i}" for i in range(len(deviation)))
+    small = [f"{names[i]} ({deviation[i]:.2g})" for i in np.flatnonzero(varies & (deviation < SMALL * usual))]
+    if not small:
+        return []
+    return [
+        f"{STATE}: {', '.join(small[:8])}{', …' * (len(small) > 8)} vary by less than {100 * SMALL:g}% of the median "
+        f"element ({usual:.2g}): a policy hardly sees them. Are they in another unit, as m beside mm? Then convert them"
+    ]

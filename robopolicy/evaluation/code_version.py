@@ -1,0 +1,32 @@
+"""The version of the code that evaluates, in every row: robopolicy's, and that of the user's own modules."""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+from pathlib import Path
+
+from robopolicy.config.registry import admitted
+from robopolicy.evaluation.episode_table import OWN
+from robopolicy.utils.provenance import version
+
+
+def code_version() -> str:
+    """Return `0.1.0+g1a2b3c4d5e6f`, with modules of `--allow` `0.1.0+g1a2b3c4d5e6f.own1a2b3c4d`."""
+    sources = [source for name in sorted({m.partition(".")[0] for m in admitted()}) for source in _sources(name)]
+    if not sources:
+        return version()
+    whole = hashlib.sha256()
+    for source in sources:
+        whole.update(source.read_bytes())
+    return f"{version()}{OWN}{whole.hexdigest()[:8]}"
+
+
+def _sources(name: str) -> list[Path]:
+    """Return the files of an imported module; of a package all of its modules."""
+    file = getattr(sys.modules.get(name), "__file__", None)
+    if file is None:
+        return []
+    path = Path(file)
+    found = sorted(path.parent.rglob("*.py")) if path.name == "__init__.py" else [path]
+    return [source for source in found if source.is_file()]
