@@ -64,5 +64,6 @@ def demos(
     who = "policy" if expert.get("_target_") == "policy" else "expert"
     print(f"{recording.episodes} demonstrations, {recording.frames} frames in {recording.path} "
           f"(the {who} succeeded in {100 * rate:.0f}% of {recording.attempted} episodes"
-          f"{f', {recording.dropped} with physics faults dropped' if recording.dropped else ''})")  # fmt: skip
+          f"{f', {recording.dropped} with physics faults dropped' if recording.dropped else ''}"
+          f"{f', {recording.too_short} of one frame left out' if recording.too_short else ''})")  # fmt: skip
     return recording

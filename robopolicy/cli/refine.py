@@ -22,6 +22,7 @@ from robopolicy.config import registry
 from robopolicy.config.compose import compose, task_node
 from robopolicy.config.hydra_configs import config_folder
 from robopolicy.config.schema import TARGET, Count, Device, Natural, Node
+from robopolicy.core.command_line import argument
 from robopolicy.core.errors import ConfigError
 from robopolicy.core.types import Feature, VecEnv
 from robopolicy.core.untrusted import checked, read_json
@@ -162,17 +163,26 @@ def _look(
     rows = evaluated_rows(policy, env, ref, "sampled", episodes, "validation", deterministic=False)
     mode = evaluated_rows(policy, env, ref, "mode", episodes, "validation", deterministic=True)
     facts = facts_of(policy, rows, mode, at_a_time=env.num_envs, demonstrations=dataset is not None)
-    return replace(facts, absent=absent_places(policy.spec.observation, dataset)) if dataset is not None else facts
+    return facts if dataset is None else replace(facts, **_of_dataset(policy.spec.observation, dataset))
 
 
-def absent_places(observation: dict[str, Feature], dataset: Path) -> tuple[str, ...]:
-    """Return the places in a state that are zero in all demonstrations: of a thing that the task does not have."""
+def _of_dataset(observation: dict[str, Feature], dataset: Path) -> dict[str, Any]:
+    """Return the facts that a dataset shows: whether RL can learn from it, and the places that it does not have.
+
+    Places that are zero in all demonstrations are of a thing that the task does not have.
+    """
     vectors = {key: observation[key] for key in state_vectors(observation)}
     names = joined(list(vectors.values())).names or ()
     episodes = load_episodes(dataset, needed=vectors)
+    if not episodes.outcomes:
+        print(
+            f"dataset={dataset}: says nothing of success, so RL reads none of its transitions. Where every episode is "
+            f"a good one, say so first: robopolicy data import {argument('dataset', dataset)} outcomes=success"
+        )
     zero = (torch.cat([episodes.obs[key] for key in vectors], dim=-1) == 0.0).all(dim=0).tolist()
     known = dict(zip(names, zero, strict=False))
-    return tuple(place for place in places(names) if all(known[f"{place}_{axis}"] for axis in "xyz"))
+    absent = tuple(place for place in places(names) if all(known[f"{place}_{axis}"] for axis in "xyz"))
+    return {"demonstrations": episodes.outcomes, "absent": absent}
 
 
 def facts_of(
@@ -216,7 +226,7 @@ def task_overrides(node: dict[str, Any]) -> list[str]:
     options = {file.stem: task_node(file.stem) for file in sorted((config_folder() / "task").glob("*.yaml"))}
     same = {n: o for n, o in options.items() if o[TARGET] == node[TARGET] and o.keys() <= node.keys()}
     if not same:  # of the user's own folder of configs
-        return ["task=…"]
+        return [f"task.{key}={_written(value)}" for key, value in node.items()]
     name = min(same, key=lambda n: (-sum(node[k] == v for k, v in same[n].items()), len(same[n])))
     keys = [k for k, v in node.items() if k not in same[name] or same[name][k] != v]
     return [f"task={name}", *(f"task.{k}={_written(node[k])}" for k in keys)]

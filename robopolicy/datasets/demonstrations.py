@@ -39,7 +39,8 @@ class Demonstrator(Protocol):
 class RecordedDemos:
     """Result of `record_demos`: `attempted` counts seeds up to the last needed one, `dropped` physics faults.
 
-    `env_steps` are those of all attempted episodes, of which `frames` were kept.
+    `env_steps` are those of all attempted episodes, of which `frames` were kept. `too_short` are episodes of one frame,
+    which make no film.
     """
 
     path: Path
@@ -50,9 +51,10 @@ class RecordedDemos:
     dropped: int
     env_steps: int
     seconds: float
+    too_short: int = 0
 
 
-_COUNTS = ("episodes", "frames", "attempted", "successes", "dropped", "env_steps")  # fields of RecordedDemos
+_COUNTS = ("episodes", "frames", "attempted", "successes", "dropped", "env_steps", "too_short")  # of RecordedDemos
 
 
 def record_demos(
@@ -92,6 +94,7 @@ def record_demos(
     seeds = episode_seeds("demonstrations", run_seed, max_attempts or 20 * episodes + 20)
     facts = _facts(env.spec, expert, run_seed, only_success) | dict(provenance or {})
     observation = {k: f for k, f in env.spec.observation.items() if k in {*keys, TASK}}
+    shortest = 2 if any(key.startswith(IMAGES) for key in observation) else 1
     begun = _begun(Path(out), {**facts, "observation": tuple(observation)}, episodes, overwrite=overwrite)
     count = Counter[str]()
     with (
@@ -104,11 +107,11 @@ def record_demos(
         for episode in _in_seed_order(env, expert, seeds, EpisodeBuffer(spec, env.num_envs, keys)):
             success = episode.valid and bool(episode.success[-1])
             count.update(attempted=1, successes=int(success), dropped=int(not episode.valid))
-            count.update(env_steps=len(episode.action))
-            if episode.valid and (success or not only_success):
+            count.update(env_steps=len(episode.action), too_short=int(len(episode.action) < shortest))
+            if episode.valid and (success or not only_success) and len(episode.action) >= shortest:
                 writer.add_episode(**episode.columns())
                 count.update(episodes=1, frames=len(episode.action))
-            writer.meta.provenance |= {k: count[k] for k in ("attempted", "successes", "dropped", "env_steps")}
+            writer.meta.provenance |= {k: count[k] for k in _COUNTS[2:]}
             rate = count["successes"] / count["attempted"]
             bar.update(count["episodes"], attempted=count["attempted"], success_rate=rate)
             if count["episodes"] == episodes:

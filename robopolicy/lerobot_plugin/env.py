@@ -17,7 +17,7 @@ from lerobot.envs.configs import EnvConfig
 from numpy.typing import NDArray
 
 from robopolicy.config.compose import task_node
-from robopolicy.config.instantiate import build
+from robopolicy.config.instantiate import build, open_arguments
 from robopolicy.core.errors import ConfigError
 from robopolicy.core.types import ENV_STATE, IMAGES, STATE, TASK, EnvSpec, Obs, VecEnv, close
 
@@ -54,8 +54,11 @@ class RobopolicyEnv(EnvConfig):
 
     def make(self, num_envs: int) -> VecEnv:
         """Raises ConfigError: no such task, or an option that it does not take."""
-        pictures = {"cameras": self.cameras, "image_size": [self.image_size] * 2} if self.cameras else {}
-        return build({**task_node(self.task), **pictures, **self.options}, "task", "env", num_envs=num_envs, seed=0)
+        node, pictures = task_node(self.task), dict[str, Any]()
+        if self.cameras:  # suites take a side
+            side = {"size": self.image_size} if "size" in open_arguments(node, "task") else {}
+            pictures = {"cameras": self.cameras, **(side or {"image_size": [self.image_size] * 2})}
+        return build({**node, **pictures, **self.options}, "task", "env", num_envs=num_envs, seed=0)
 
     @property
     def gym_kwargs(self) -> dict[str, Any]:

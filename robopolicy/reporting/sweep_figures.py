@@ -150,8 +150,8 @@ def summarize(members: Sequence[SweepRun]) -> SweepFigures:
             else:
                 left_out[member.run.path] = _why(member)
         for task, pairs in list(found.items()):
-            found[task], others = _of_one_env(pairs)
-            left_out |= others
+            found[task], strangers = _of_one_env(pairs)
+            left_out |= strangers
         if found:
             settings.append(_setting(name, found))
             all_tasks |= dict.fromkeys(found)

@@ -126,9 +126,10 @@ def _check_online(wandb: Any) -> None:
     if not wandb.api.is_authenticated:
         raise TrackerError("wandb=online: not logged in. Run `wandb login`, or give tracker.wandb=offline.")
     url = str(wandb.setup().settings.base_url).rstrip("/") + "/graphql"  # what wandb.init waits for, without end
-    ask = {"data": b'{"query": "{__typename}"}', "headers": {"Content-Type": "application/json"}}
+    headers = {"Content-Type": "application/json"}
     try:
-        urllib.request.urlopen(urllib.request.Request(url, **ask), timeout=_ANSWER_S).close()
+        request = urllib.request.Request(url, data=b'{"query": "{__typename}"}', headers=headers)
+        urllib.request.urlopen(request, timeout=_ANSWER_S).close()
     except urllib.error.HTTPError:
         pass  # The server answers.
     except (OSError, ValueError, http.client.HTTPException) as error:

@@ -33,7 +33,7 @@ class BaseFacts:
     `success`, `mode_success`: rates with and without sampling noise. `episodes`: that each rate is of.
     `steps_per_second`: env steps with the base acting. `success_steps`: median length of a success, 0 without any.
     `elements`: names of the state's elements. `absent`: places that are zero all the time. `pictures`: the base reads
-    cameras. `demonstrations`: there are some.
+    cameras. `demonstrations`: there are some that say where they succeed.
     """
 
     success: float
@@ -112,7 +112,12 @@ def choose(facts: BaseFacts, env_steps: int | None = None) -> list[Choice]:
         seen = ("policy.pictures=true", "num_envs=8") if many else ("policy.pictures=true",)
         found.append(Choice(seen, "the base reads cameras: the residual sees what the base's encoder makes of them"))
     if not facts.demonstrations:
-        found.append(Choice(("loop.demo_fraction=0",), "no demonstrations were found: dataset=<theirs> would help"))
+        found.append(
+            Choice(
+                ("loop.demo_fraction=0",),
+                "no demonstrations that say where they succeed were found: dataset=<theirs> would help",
+            )
+        )
     return found
 
 

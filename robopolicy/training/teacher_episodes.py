@@ -41,13 +41,13 @@ def with_teacher_episodes(config: TrainConfig, teacher: Policy | None, env: VecE
         return config
     if env is None:
         raise config.missing("dataset", "Give dataset=<path>, or task=<name> to record the teacher's own episodes.")
-    out, episodes = config.run_dir / FOLDER, config.teacher_episodes or _EPISODES
-    facts = {"teacher": policy_digest(find_policy(config.teacher)), "asked": episodes}
+    out, episodes, path = config.run_dir / FOLDER, config.teacher_episodes or _EPISODES, config.teacher
+    facts = {"teacher": policy_digest(find_policy(path)), "asked": episodes}
 
     def record() -> None:
         if not _is_there(config, env, facts):
             record_demos(
-                env=env, expert=PolicyExpert(env, config.teacher), episodes=episodes, out=out, cameras=config.cameras,
+                env=env, expert=PolicyExpert(env, path), episodes=episodes, out=out, cameras=config.cameras,
                 only_success=not teacher.follows_noise, run_seed=config.seed, provenance=facts, overwrite=True,
                 tracker=Tracker(),
             )  # fmt: skip

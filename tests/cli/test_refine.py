@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import shlex
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -13,6 +14,7 @@ from robopolicy.cli.refine import task_overrides
 from robopolicy.cli.verbs import find_verb
 from robopolicy.config.compose import compose, task_node
 from robopolicy.config.schema import plain
+from robopolicy.datasets.lerobot_reader import load_episodes
 from robopolicy.runs.run_dir import read_config
 from robopolicy.training import refinement_rules
 
@@ -34,6 +36,24 @@ def test_a_task_is_written_as_it_was_chosen(words: list[str]) -> None:
     again = compose(find_verb("demos"), [*task_overrides(node), "out=x", "episodes=1"])["task"]
     assert again == node and task_overrides(node)[0] == words[0]
     assert task_overrides(task_node("reach")) == ["task=reach"]
+
+
+def test_a_task_of_ones_own_is_written_key_by_key() -> None:
+    node = {"_target_": "reach_of_mine", "goal": [0.1, 0.2], "name": "a b"}
+    again = compose(find_verb("demos"), [*task_overrides(node), "out=x", "episodes=1"], checked=False)["task"]
+    assert again == node
+
+
+def test_a_dataset_without_outcomes_is_not_read_by_rl(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data = tmp_path / "data"
+    assert main(["demos", "task=reach", f"out={data}", "episodes=2", "seed=0"]) == 0
+    episodes = load_episodes(data)
+    assert cli._of_dataset(episodes.observation, data)["demonstrations"] is True
+    capsys.readouterr()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cli, "load_episodes", lambda *_, **__: replace(episodes, outcomes=False))
+        assert cli._of_dataset(episodes.observation, data)["demonstrations"] is False
+    assert f"robopolicy data import dataset={data} outcomes=success" in capsys.readouterr().out
 
 
 def test_a_base_is_looked_at_refined_and_compared(

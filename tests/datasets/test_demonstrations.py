@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,6 +16,7 @@ from torch import Tensor
 from robopolicy.core.errors import ConfigError, DataError
 from robopolicy.core.rng import episode_seeds
 from robopolicy.core.types import STATE, Obs
+from robopolicy.datasets import demonstrations
 from robopolicy.datasets.demonstrations import record_demos
 from robopolicy.datasets.episode_buffer import EpisodeBuffer
 from robopolicy.datasets.lerobot_reader import load_episodes
@@ -86,6 +89,22 @@ def test_the_first_successes_in_seed_order_are_kept(tmp_path: Path, num_envs: in
     facts = RecordingMeta.load(tmp_path / "d").provenance
     assert (facts["attempted"], facts["successes"], facts["expert_noise"]) == (attempted, 8, 0.25)
     assert facts["env"] == {"id": "point", "digest": "point-1", "horizon": 12}
+
+
+def test_with_cameras_an_episode_of_one_frame_is_left_out_and_counted(tmp_path: Path, monkeypatch) -> None:
+    """It makes no film, and no key could leave it out."""
+    in_order = demonstrations._in_seed_order
+
+    def first_cut(*given: Any) -> Iterator[Any]:
+        for number, episode in enumerate(in_order(*given)):
+            whole = episode if number else SimpleNamespace(valid=True, success=[True], action=episode.action[:1])
+            yield whole
+
+    monkeypatch.setattr(demonstrations, "_in_seed_order", first_cut)
+    monkeypatch.setattr(demonstrations, "IMAGES", STATE)  # as if the state were a picture
+    done = record_demos(env=PointEnv(2), expert=PointExpert(2), episodes=2, out=tmp_path / "d", cameras=None)
+    assert done.too_short == 1 and done.episodes == 2 == load_episodes(tmp_path / "d").num_episodes
+    assert RecordingMeta.load(tmp_path / "d").provenance["too_short"] == 1  # type: ignore[union-attr]
 
 
 def test_an_expert_may_act_in_numpy_and_needs_its_two_methods(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import torch
 from robopolicy import sim
 from robopolicy.cli.main import main
 from robopolicy.core.types import STATE
+from robopolicy.lerobot_plugin import env as plugin
 from robopolicy.policies.gaussian import GaussianPolicy
 from robopolicy.policies.io import load_policy
 from robopolicy.policies.lerobot.find import find_lerobot
@@ -61,6 +62,22 @@ ROUTES = {
     "policy_flow": ["policy.finetuned_steps=3", "policy.sampling=null", *CHAIN[1:]],
     "rpd": ["n_action_steps=2", "policy.network.width=8"],
 }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("task", "key", "value"), [("reach", "image_size", [48, 48]), ("pusht_gym", "size", 48), ("gymnasium", "size", 48)]
+)
+def test_pictures_have_the_size_that_is_asked_for(task, key, value, monkeypatch):
+    """Tasks of suites take a side, ours a height and a width."""
+    built = []
+
+    def build(node, *_, **__):
+        built.append(node)
+        return sim.make("reach", 1)
+
+    monkeypatch.setattr(plugin, "build", build)
+    plugin.RobopolicyEnv(task=task, cameras=["front"], image_size=48)
+    assert built[0][key] == value and not {"size", "image_size"} - {key} & built[0].keys()
 
 
 def train(route: str, base: Path, run: Path, demos: Path, *given: str) -> None:
