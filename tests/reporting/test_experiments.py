@@ -16,6 +16,7 @@ from yaml import YAMLError
 from robopolicy.cli.verbs import find_verb
 from robopolicy.config.compose import compose
 from robopolicy.core.errors import RobopolicyError, UsageError
+from robopolicy.evaluation.statistics import unpaired_difference, wilson
 from robopolicy.reporting.result_rows import ALL, Evidence, write
 from robopolicy.reporting.results_page import _colours, _groups, _over, _routes, _whiskers, generate
 from scripts import experiments
@@ -70,7 +71,8 @@ def test_two_settings_are_compared_once_all_their_seeds_are_there():
         ("difference", s, n) for s, n in ((0, 20), (1, 20), (ALL, 40))
     ]
     assert [r.value for r in rows] == pytest.approx([0.2, 0.4, 0.3])
-    assert rows[2].low is not None and rows[2].low > 0.05, "Newcombe, 30 of 40 against 18"
+    low = unpaired_difference(wilson(9, 20), wilson(15, 20)).low
+    assert rows[2].low == pytest.approx(low), "Newcombe: both seeds meet the same 20 episodes"
 
 
 @pytest.mark.parametrize("more", [["--seeds", "2"], ["--seeds", "0", "--only", "nothing"]])
