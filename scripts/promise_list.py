@@ -60,6 +60,7 @@ ELSEWHERE = {  # names that no file writes out as they are
 }
 COMPOSED = (  # commands of blocks that are composed or parsed, and not run
     (r"^robopolicy .*gamepad", "needs a gamepad"),
+    (r"^robopolicy .*spacemouse", "needs a SpaceMouse"),
     (r"^robopolicy .*(server=|host=0)", "needs another machine, a certificate and a key"),
     (r"^robopolicy (teleop|.*operator=)", "needs a human at a terminal"),
     (r"^robopolicy .*device=cuda", "needs a GPU and weights from the hub"),

@@ -15,6 +15,7 @@ from robopolicy.core.rng import episode_seeds
 from robopolicy.real.planning.chunking import Chunking
 from robopolicy.real.safety.settings import tightened
 from robopolicy.real.safety.tracking import guarded
+from robopolicy.real.teleoperation.devices import OperatorDevice
 from robopolicy.real.teleoperation.teleoperator import Drive
 
 
@@ -77,7 +78,7 @@ class DeployConfig:
     wiring: str = "mujoco_panda"
     lockstep: bool = False
     process: bool = True
-    operator: Literal["keyboard", "gamepad"] | None = None
+    operator: OperatorDevice | None = None
     human_first: bool = False
     drive: Drive = field(default_factory=Drive)
     threads: Count | None = None

@@ -18,10 +18,9 @@ from robopolicy.real.ros2.processes import Process, arm_command, node_command, p
 from robopolicy.real.ros2.simulated_wiring import simulated_problems
 from robopolicy.real.ros2.wiring import WiringError, load_wiring
 from robopolicy.real.safety import SafetyError
-from robopolicy.real.teleoperation.gamepad import PAD_MAP, PAD_POLICY
+from robopolicy.real.teleoperation.devices import map_of, source_of, stick_of
 from robopolicy.real.teleoperation.keys import Keys
-from robopolicy.real.teleoperation.teleoperated_sim import first_interrupt, source_of, status, stick_of
-from robopolicy.real.teleoperation.teleoperator import KEY_MAP, POLICY_KEYS
+from robopolicy.real.teleoperation.teleoperated_sim import first_interrupt, status
 
 STANDS = 0.005  # rad/s: no joint is faster
 GRAPH = ("ROS_DOMAIN_ID", "ROS_AUTOMATIC_DISCOVERY_RANGE")
@@ -58,7 +57,7 @@ def run_episodes(deployment: Deployment) -> Iterator[Episode]:
         steps = deployment.env.task.horizon
         if keys is not None:  # then the task's horizon does not end an episode
             steps = round(config.drive.episode_s / deployment.env.dt)
-            print(f"{PAD_MAP}\n{PAD_POLICY}" if config.operator == "gamepad" else f"{KEY_MAP}\n{POLICY_KEYS}")
+            print(map_of(config.operator or "keyboard"))
             operator.listen(keys, stick_of(keys))
         yield from episodes(operator, running, deployment.seeds, steps, dry_run=config.dry_run)
 

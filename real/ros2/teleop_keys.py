@@ -74,7 +74,7 @@ class Forwarder:
     """Hands keys over as texts.
 
     Args:
-        keys: of a terminal or a gamepad.
+        keys: of a terminal or another device.
         stick: its sticks, where it has any.
         send: takes a text.
     """

@@ -15,10 +15,10 @@ from robopolicy.policies.residual import ZeroActionPolicy
 from robopolicy.real.datasets.convert import Frames, frames_of
 from robopolicy.real.deploy.simulated_arm import Episode
 from robopolicy.real.recording.recording import Recording
-from robopolicy.real.teleoperation.gamepad import PAD_MAP, PAD_RECORD
+from robopolicy.real.teleoperation.devices import device_of, map_of, stick_of
 from robopolicy.real.teleoperation.keys import Keys
-from robopolicy.real.teleoperation.teleoperated_sim import Show, TeleoperatedSim, nothing, stick_of
-from robopolicy.real.teleoperation.teleoperator import KEY_MAP, RECORD_KEYS, Drive, Teleoperator
+from robopolicy.real.teleoperation.teleoperated_sim import Show, TeleoperatedSim, nothing
+from robopolicy.real.teleoperation.teleoperator import Drive, Teleoperator
 from robopolicy.sim.env import SimEnv
 
 
@@ -86,13 +86,13 @@ class DemonstrationRecorder:
         self.memory = EpisodeMemory(lambda: bool(self.teleoperator.verdict))
         self.arm = make(env, stands, teleoperator=self.teleoperator, settings=dict(safety or {}), put=self.memory.put,
                         pace=pace, show=show)  # fmt: skip
-        self.device = "gamepad" if self.teleoperator.stick else "keyboard"
+        self.device = device_of(keys)
         self.frames = self.successes = self.discarded = self.scene = 0
 
     def run(self, writer: DatasetWriter, episodes: int) -> None:
         """Record until `episodes` are kept or the human ends."""
         human = self.teleoperator
-        print(f"{PAD_MAP}\n{PAD_RECORD}" if human.stick else f"{KEY_MAP}\n{RECORD_KEYS}")
+        print(map_of(self.device, recording=True))
         while writer.num_episodes < episodes and not human.over:
             self.memory.clear()
             number = int(episode_seeds("demonstrations", self.seed, 1, start=self.scene)[0])
@@ -113,7 +113,7 @@ class DemonstrationRecorder:
         human, failed = self.teleoperator, done.aborted or done.mode == "FAULT"
         stopped = f"stopped ({done.aborted or done.mode})" if failed else "time is up"
         self.show("")
-        keep, discard = ("start", "back") if human.stick else ("enter", "backspace")
+        keep, discard = ("start", "back") if self.device == "gamepad" else ("enter", "backspace")
         print(f"{'success' if done.success else stopped}: {keep} keeps it, {discard} discards it")
         while not human.verdict and not human.over:
             key = human.next_key()

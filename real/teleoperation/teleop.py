@@ -1,4 +1,4 @@
-"""`robopolicy teleop`: drive the simulated arm by keys or a gamepad, behind the safety limits, and record a dataset.
+"""`robopolicy teleop`: drive the simulated arm by hand, behind the safety limits, and record a dataset.
 
 Columns, units and actions are those of `demos`. An action is the executed one: where the limits slowed the human, it
 has the effect of the commanded motion.
@@ -15,12 +15,11 @@ from robopolicy.config.schema import Count, Node
 from robopolicy.core.errors import ConfigError
 from robopolicy.datasets.lerobot_writer import DatasetWriter
 from robopolicy.real.teleoperation.demonstrations import DemonstrationRecorder
+from robopolicy.real.teleoperation.devices import OperatorDevice, source_of
 from robopolicy.real.teleoperation.keys import Keys
 from robopolicy.real.teleoperation.teleoperated_sim import (
-    OperatorDevice,
     RealTime,
     first_interrupt,
-    source_of,
     status,
     viewer,
 )
@@ -53,7 +52,7 @@ def teleop(
     seed: int = 0,
     threads: Count | None = None,
 ) -> TeleopSummary:
-    """Record demonstrations by keys in this terminal, or by a gamepad, as a LeRobotDataset v3.
+    """Record demonstrations by keys in this terminal, a gamepad or a SpaceMouse, as a LeRobotDataset v3.
 
     Args:
         out: folder of the dataset.
@@ -64,13 +63,13 @@ def teleop(
             scenes are not left out.
         task: node of a native task.
         robot: the arm; mujoco is the simulated one.
-        operator: device of the human: keyboard or gamepad.
+        operator: device of the human: keyboard, gamepad or spacemouse.
         view: open a window onto the arm, where there is a display.
         overwrite: replace a dataset in `out`.
         threads: of torch; None: torch's choice.
 
     Raises:
-        ConfigError: there is no terminal or gamepad, or keys cannot drive this task's actions.
+        ConfigError: there is no terminal, gamepad or SpaceMouse, or keys cannot drive this task's actions.
         DataError: `out` exists, or no episode was kept.
     """
     del robot  # the only one so far

@@ -9,22 +9,17 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import Any, Literal
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import Any
 
 from robopolicy.core.types import STATE
 from robopolicy.real.deploy.deployment import Deployment
 from robopolicy.real.deploy.simulated_arm import Episode, SimulatedArm
 from robopolicy.real.safety import Mode
-from robopolicy.real.teleoperation.gamepad import PAD_MAP, PAD_POLICY, Gamepad
-from robopolicy.real.teleoperation.keys import Terminal
-from robopolicy.real.teleoperation.teleoperator import KEY_MAP, POLICY_KEYS, Drive, Teleoperator
+from robopolicy.real.teleoperation.devices import map_of, source_of, stick_of
+from robopolicy.real.teleoperation.teleoperator import Teleoperator
 from robopolicy.sim.engine import compile_model
 
 Show = Callable[[str], None]
-OperatorDevice = Literal["keyboard", "gamepad"]
 _BEHIND = 0.1  # s; a machine that is further behind plays in slow motion, and never catches up in a rush
 
 
@@ -100,18 +95,8 @@ class TeleoperatedSim(SimulatedArm):
         return f"{self.loop.driver:6} {self.loop.step * env.dt:5.1f} s  tool {tool} cm{grip}  {', '.join(near)}{mode}"
 
 
-def source_of(operator: OperatorDevice, drive: Drive) -> Terminal | Gamepad:
-    """Return the source of a human's keys, a context manager."""
-    return Gamepad(drive.gamepad) if operator == "gamepad" else Terminal()
-
-
-def stick_of(keys: object) -> Callable[[], NDArray[np.float64]] | None:
-    """Return the function that reads the sticks, where the device has any."""
-    return keys.stick if isinstance(keys, Gamepad) else None
-
-
 def run_with_operator(deployment: Deployment, options: dict[str, Any]) -> Iterator[Episode]:
-    """Run episodes of a policy with a human at the keyboard or a gamepad, until the human ends or all are done.
+    """Run episodes of a policy with a human at an operator's device, until the human ends or all are done.
 
     Args:
         options: of SimulatedArm.
@@ -126,7 +111,7 @@ def run_with_operator(deployment: Deployment, options: dict[str, Any]) -> Iterat
             env, deployment.policy, teleoperator=teleoperator, pace=RealTime(), show=status, **options
         )
         with viewer(arm) as arm.redraw, first_interrupt(arm.interrupt):
-            print(f"{PAD_MAP}\n{PAD_POLICY}" if teleoperator.stick else f"{KEY_MAP}\n{POLICY_KEYS}")
+            print(map_of(config.operator or "keyboard"))
             for seed in deployment.seeds:
                 episode = arm.run(seed)
                 status("")

@@ -1,4 +1,4 @@
-"""A human at keys or a gamepad: actions from keys, hand-overs between human and policy, and stops.
+"""A human at keys, a gamepad or a SpaceMouse: actions from keys, hand-overs between human and policy, and stops.
 
 A key moves for a bounded time after it was pressed, so that an arm without input stands still. This module
 commands no arm: it returns actions of the task, which take the same way as a policy's.
@@ -56,6 +56,7 @@ class Drive:
         rewind_s: s of its path that the arm goes back at a press.
         episode_s: s after which an episode ends.
         gamepad: device of the gamepad, see robopolicy.real.teleoperation.gamepad.
+        spacemouse: device of the SpaceMouse; None: the first one that is found.
     """
 
     speed: Positive = 0.15
@@ -64,6 +65,7 @@ class Drive:
     rewind_s: Positive = 2.0
     episode_s: Positive = 120.0
     gamepad: str = DEVICE
+    spacemouse: str | None = None
 
     def __post_init__(self) -> None:
         if not self.key_s <= 0.5:

@@ -12,9 +12,10 @@ import pytest
 from robopolicy import sim
 from robopolicy.core.errors import ConfigError
 from robopolicy.real.teleoperation import gamepad
+from robopolicy.real.teleoperation.devices import source_of, stick_of
 from robopolicy.real.teleoperation.gamepad import Gamepad
 from robopolicy.real.teleoperation.keys import OTHER, InputLostError
-from robopolicy.real.teleoperation.teleoperated_sim import TeleoperatedSim, source_of, stick_of
+from robopolicy.real.teleoperation.teleoperated_sim import TeleoperatedSim
 from robopolicy.real.teleoperation.teleoperator import AXES, Drive, Teleoperator
 from tests.real.control.test_robots import WIDE
 from tests.real.control.test_robots import Drive as Policy
