@@ -189,9 +189,9 @@ class Stateful(Protocol):
 
 @runtime_checkable
 class FixedStarts(Protocol):
-    """An env whose episodes begin in one of `starts` states: that of seed i in state i modulo their number."""
+    """An env whose episodes begin in one of `fixed_starts` states: that of seed i in state i modulo their number."""
 
-    starts: int
+    fixed_starts: int
 
 
 @runtime_checkable

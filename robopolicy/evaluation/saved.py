@@ -62,10 +62,10 @@ def _seeds_of(env: VecEnv, split: Split, episodes: int) -> Tensor:
     """
     if not isinstance(env, FixedStarts):
         return episode_seeds(split, 0, episodes)
-    if split != "test" or episodes > env.starts:
+    if split != "test" or episodes > env.fixed_starts:
         raise ConfigError(
-            f"episodes={episodes}, split={split}: the episodes of {env.spec.id} begin in a list of {env.starts} "
-            f"states, all of them its test. Give split=test and at most episodes={env.starts}: more would be copies."
+            f"episodes={episodes}, split={split}: episodes of {env.spec.id} begin in a list of {env.fixed_starts} "
+            f"states, all of them its test. Give split=test and at most episodes={env.fixed_starts}: more are copies."
         )
     return listed_seeds(split, episodes)
 

@@ -135,24 +135,25 @@ def evaluate_and_save(
     eval_every: int,
     save_every: int,
     last: bool,
-    save: bool,
 ) -> int:
     """Evaluate `policy` where an evaluation is due, and save where a checkpoint is due or the policy is the best yet.
 
     Args:
         evaluate: called with policy and env steps, never where `eval_every` is 0.
-        last: training ends here. save: save in any case.
+        last: training ends here: what was learned, or taken back, since the latest checkpoint is saved.
 
     Returns:
         The env step at which it is due again.
     """
     better, at_end = False, last and state.evaluated < state.steps
-    if evaluate is not None and eval_every and (due(eval_every, state.evaluated, state.steps) or at_end):
+    tried = evaluate is not None and eval_every > 0 and (due(eval_every, state.evaluated, state.steps) or at_end)
+    if evaluate is not None and tried:
         state.result, state.evaluated = evaluate(policy, state.steps), state.steps
         tracker.log({f"eval/{k}": v for k, v in state.result.items()}, state.steps)
         score = checkpoint_score(state.result)
         state.best, better = max(state.best, score), score >= state.best
-    if save or better or checkpointer.requested or due(save_every, max(state.saved, 0), state.steps):
+    ending = last and (state.saved < state.steps or tried)
+    if ending or better or checkpointer.requested or due(save_every, max(state.saved, 0), state.steps):
         state.saved = state.steps
         checkpointer.save(state.steps, policy=policy, state=state.state_dict(), best=better)
     return min(next_due(eval_every if evaluate else 0, state.evaluated), next_due(save_every, max(state.saved, 0)))

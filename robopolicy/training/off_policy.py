@@ -99,7 +99,7 @@ def off_policy(
                     log(state, tracker)
                 next_check = evaluate_and_save(
                     state, algo.policy, evaluate=evaluate, tracker=tracker, checkpointer=checkpointer,
-                    eval_every=eval_every, save_every=save_every, last=last, save=last and state.saved < state.steps,
+                    eval_every=eval_every, save_every=save_every, last=last,
                 )  # fmt: skip
                 pause = min(next_check, next_due(log_every, state.logged))
             if last or time.perf_counter() - shown > _SHOWN_EVERY_S:

@@ -124,7 +124,7 @@ def offline_rl(
             if last or checkpointer.requested or state.steps >= pause:
                 pause = evaluate_and_save(
                     state, algo.policy, evaluate=evaluate, tracker=tracker, checkpointer=checkpointer,
-                    eval_every=eval_every, save_every=save_every, last=last, save=last and state.saved < state.steps,
+                    eval_every=eval_every, save_every=save_every, last=last,
                 )  # fmt: skip
             if last or time.perf_counter() - shown > _SHOWN_EVERY_S:
                 progress.update(state.steps, **state.window.means)

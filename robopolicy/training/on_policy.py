@@ -85,7 +85,7 @@ def on_policy(
             last = state.done == iterations or solved(state.recent, stop_success, state.steps, env)
             evaluate_and_save(
                 state, algo.policy, evaluate=evaluate, tracker=tracker, checkpointer=checkpointer,
-                eval_every=eval_every, save_every=save_every, last=last, save=last and state.saved < state.steps,
+                eval_every=eval_every, save_every=save_every, last=last,
             )  # fmt: skip
             if last:
                 return {"steps": state.steps, "train_s": state.train_s, **state.result}

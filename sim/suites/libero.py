@@ -129,9 +129,9 @@ def _rotation_vector(quat: Any) -> Any:
 
 
 class LiberoVecEnv(GymVecEnv):
-    """A task of LIBERO; `starts` is the number of states in which its episodes begin (FixedStarts)."""
+    """A task of LIBERO; `fixed_starts` is the number of states in which its episodes begin (FixedStarts)."""
 
-    starts: int
+    fixed_starts: int
 
 
 def make(
@@ -173,5 +173,5 @@ def make(
         one, f"libero/{suite}-{names.index(task)}", num_envs, horizon=steps, processes=processes, **workers, **facts
     )
     found = LiberoVecEnv(envs, seed=seed, instructions=language(task), horizon=steps, action=ACTION)
-    found.starts = len(initial_states(suite, task))
+    found.fixed_starts = len(initial_states(suite, task))
     return found

@@ -238,7 +238,7 @@ def test_rows_of_other_code_are_not_reused_silently(
 
 def test_a_task_with_a_list_of_starts_has_no_more_episodes(runs: tuple[Path, Path], monkeypatch) -> None:
     class Listed(PointEnv):
-        starts = 5
+        fixed_starts = 5
 
     monkeypatch.setattr(eval, "env_of", lambda task, place, num_envs, changes=None: Listed(num_envs))
     for wrong in ({"episodes": 6}, {"episodes": 5, "split": "validation"}):

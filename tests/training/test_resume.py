@@ -106,7 +106,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     assert main([*COMMON, *BC, data, f"run_dir={folder / 'bc'}"]) == 0
     assert main([*COMMON, *RESIDUAL, data, base, f"run_dir={folder / 'residual'}"]) == 0
     assert main([*COMMON, *DIFFUSION, data, f"run_dir={folder / 'diffusion'}"]) == 0
-    assert main([*COMMON, *DPPO, f"base={folder / 'diffusion'}", f"run_dir={folder / 'dppo'}"]) == 0
+    assert main([*COMMON, *DPPO, data, f"base={folder / 'diffusion'}", f"run_dir={folder / 'dppo'}"]) == 0
     return folder
 
 

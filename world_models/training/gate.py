@@ -200,4 +200,5 @@ class Keeping:
         if "gate" not in state:
             raise CheckpointError("world.gate: the checkpoint was written without one. Resume with world.gate=null.")
         self.gate.load_state_dict(state["gate"])
+        self._step = int(state["steps"])
         return {k: v for k, v in state.items() if k != "gate"}
