@@ -13,7 +13,8 @@ from robopolicy.real.arms.urdf_chain import ArmChain
 from robopolicy.real.safety.array_ops import Array
 from robopolicy.real.safety.kinematics import rotation
 
-SAME = 1e-4  # m between what the frames say and what the factors say
+SAME = 1e-4  # m between what two fingers do together and what each does alone
+NEAR = 2e-3  # m from 0 at which a finger counts as closed
 
 
 @dataclass(frozen=True)
@@ -28,8 +29,8 @@ class Fingers:
 def fingers_of(urdf: Urdf, chain: ArmChain) -> Fingers:
     """Find the two fingers that hang on the arm's last link.
 
-    They count as a gripper where their frames part from position 0 on, by as much as the factors say: a gripper that
-    closes with + would do the opposite of what a policy asks for.
+    They count as a gripper where their frames part in a line from position 0 on, and the factors say by how much: a
+    gripper that closes with + would do the opposite of what a policy asks for.
     """
     ways = _ways(urdf, chain)
     slides = [way[-1] for way in ways.values() if way[-1].type == "prismatic"]
@@ -41,21 +42,20 @@ def fingers_of(urdf: Urdf, chain: ArmChain) -> Fingers:
     if moved := [j.name for s in slides for j in ways[s.child][:-1] if j.type != "fixed"]:
         return Fingers(why_none=f"{names} ride on {moved}, which move too")
     drivers = [urdf.joints.get(j.mimic.joint, j) if j.mimic else j for j in slides]
-    if turned := [d.name for d in drivers if d.type != "prismatic"]:
+    owners = list({d.name: d for d in drivers}.values())
+    if turned := [d.name for d in owners if d.type != "prismatic"]:
         return Fingers(why_none=f"{names} follow {turned}, which do not slide")
     if shifted := [j.name for j in slides if j.mimic and j.mimic.offset]:
         return Fingers(why_none=f"{shifted} follow with an offset")
-    if unknown := [d.name for d in drivers if not abs(d.lower) <= SAME or not d.upper > 0]:
+    if unknown := [d.name for d in owners if not abs(d.lower) <= NEAR or not d.upper > 0]:
         return Fingers(why_none=f"{unknown} do not go from 0 to some positive end")
-    factors: dict[str, float] = {}
-    for joint, driver in zip(slides, drivers, strict=True):
-        factors[driver.name] = factors.get(driver.name, 0.0) + (joint.mimic.multiplier if joint.mimic else 1.0)
-    high = sum(factor * urdf.joints[name].upper for name, factor in factors.items())
-    closed, opened = (_apart(ways, slides, [share * d.upper for d in drivers]) for share in (0.0, 1.0))
-    grown = opened - closed
-    if abs(float(np.linalg.norm(grown)) - high) > SAME or float(closed @ grown) < -SAME * high:
-        return Fingers(why_none=f"{names} do not part by {high:g} m as they go from 0 to their ends")
-    return Fingers(factors, round(high, 6))
+    closed = _apart(ways, slides, [0.0] * 2)
+    parts = {d.name: _apart(ways, slides, [d.upper * (d is own) for own in drivers]) - closed for d in owners}
+    factors = {d.name: float(np.linalg.norm(parts[d.name])) / d.upper for d in owners}
+    high, grown = sum(factors[d.name] * d.upper for d in owners), sum(parts.values())
+    if high < SAME or abs(float(np.linalg.norm(grown)) - high) > SAME or float(closed @ grown) < -SAME * high:
+        return Fingers(why_none=f"{names} do not part as they go from 0 to their ends, or not in a line")
+    return Fingers({name: round(factor, 6) for name, factor in factors.items()}, round(high, 6))
 
 
 def _ways(urdf: Urdf, chain: ArmChain) -> dict[str, list[UrdfJoint]]:

@@ -29,7 +29,9 @@ from robopolicy.real.safety.tracking import checked
 from robopolicy.real.teleoperation.teleoperator import TeleopCommand
 from robopolicy.sim.arm import FINGER_STROKE
 
-RESERVE = 0.006  # s of a period that are left to the caller once it has its answer
+RESERVE = 0.006  # s of a period that are left to the caller once it has its answer, at least
+EASED = 0.995  # by which a longer reserve shrinks with each answer: the caller may have become faster
+LATE = 0.001  # s beyond its reserve from which a caller needs a longer one
 SILENCE = 0.25  # s without a target until the arm brakes and holds; LeRobot's loops pause between two episodes
 BRAKING = 0.6  # of the permitted acceleration, by which a far target is approached: the command trails its reference
 TINY = 1e-9  # rad
@@ -98,6 +100,7 @@ class LimitedDrive:
         self._came, self._values, self._taken = threading.Condition(), dict[str, Any](), True
         self._ending, self._contexts, self._error = threading.Event(), ExitStack(), ""
         self._observed, self._until = -math.inf, -math.inf  # when a reading was given, and when its period is over
+        self._answered, self._reserve = math.inf, RESERVE  # when an action was given, and s left to the caller then
         self._thread: threading.Thread | None = None
 
     @property
@@ -144,6 +147,7 @@ class LimitedDrive:
         Raises:
             SafetyError: none comes, or the limits ended the motion.
         """
+        self._fit_reserve(time.monotonic() - self._answered)
         with self._came:
             patience = min(FIRST, self.wiring.arm.watchdogs["state"].fault)
             came = self._came.wait_for(lambda: not self._taken, timeout=patience)
@@ -159,7 +163,7 @@ class LimitedDrive:
         """Take a target in LeRobot's names and units, and return the action that the motors have at the period's end.
 
         It waits for that, since an action that is recorded beside a reading is where the arm goes in the period after
-        it. A caller that reads more often than once a `period` is not slowed down.
+        it. What is left of the period is as long as the caller has needed until its next reading.
 
         Raises:
             SafetyError: another set of names, or the limits ended the motion.
@@ -178,11 +182,18 @@ class LimitedDrive:
             target, decoder = np.append(q, opening) if self.wiring.gripper else q, self.loop.decoder
             self.targets.newest = np.clip(target, decoder.low, decoder.high)
             self.loop.chain.feed("action", time.monotonic())
-        time.sleep(max(0.0, self._until - RESERVE - time.monotonic()))
-        self._until = -math.inf
+        time.sleep(max(0.0, self._until - self._reserve - time.monotonic()))
+        self._until, self._answered = -math.inf, time.monotonic()
         return dict(self.arm.sent_action)
 
     # -- inside -----------------------------------------------------------------------------------------------------
+    def _fit_reserve(self, needed: float) -> None:
+        """Leave more time to a caller that came back later than it was to; `needed`: s since the latest action."""
+        if self._reserve + LATE < needed < self.period:  # longer pauses are between episodes
+            self._reserve = needed + LATE
+        else:
+            self._reserve = max(RESERVE, EASED * self._reserve)
+
     def _loop(self, profile: Profile) -> ControlLoop:
         """Build the control loop. Its actions are joint angles [rad] and the opening [m]."""
         arm, names = self.wiring.arm, [f"{j}.pos" for j in profile.joints]

@@ -84,7 +84,7 @@ def evaluate(
     check_sampling(sampling or {}, "sampling")
     sampler = "-".join(f"{k}-{v}" for k, v in sorted((sampling or {}).items()))
     name = name or "-".join(
-        [other for other in [task_label(task, place)] if other and not variants]
+        [other for other in [task_label(task, place)] if other]
         + (["imagined"] if world is not None else [])
         + ([f"memory-{memory.name}"] if memory is not None else [])
         + ([sampler] if sampler else [])

@@ -24,7 +24,7 @@ from robopolicy.config.hydra_configs import config_folder
 from robopolicy.config.schema import TARGET, Count, Device, Natural, Node
 from robopolicy.core.command_line import argument
 from robopolicy.core.errors import ConfigError
-from robopolicy.core.types import Feature, VecEnv
+from robopolicy.core.types import Feature, FixedStarts, VecEnv
 from robopolicy.core.untrusted import checked, read_json
 from robopolicy.datasets.lerobot_reader import load_episodes
 from robopolicy.evaluation.compare import Comparison
@@ -147,6 +147,11 @@ def look(
     Raises:
         ConfigError: the file of kept facts is damaged.
     """
+    if isinstance(env, FixedStarts):
+        raise ConfigError(
+            f"task: settings are chosen by validation episodes, and {env.spec.id} has none: its {env.fixed_starts} "
+            "starts are all its test. Train by robopolicy train, with settings of your own"
+        )
     file = ref.out / FACTS
     if has_checkpoint(run) and file.is_file():
         print(f"{run.name} began with the facts in {file}: no further look")

@@ -11,7 +11,7 @@ from robopolicy.core.trees import flatten
 from robopolicy.evaluation.policy_ref import PolicyRef, trained_task
 from robopolicy.reporting.settings import WORKERS, task_name
 
-_MOST = 3  # keys that are spelled out
+_MOST, _LENGTH = 3, 60  # keys that are spelled out, and letters
 _UNFIT = re.compile(r"[^\w.]+")  # for the name of a file
 
 
@@ -25,9 +25,11 @@ def task_label(given: dict[str, Any] | None, ref: PolicyRef) -> str:
     if not changed:
         return ""
     name, before = (task_name({"task": node}) for node in (given, own))
+    said = name
     if name == before and len(changed) <= _MOST:
-        return "-".join(_UNFIT.sub("_", f"{key.rpartition('.')[2]}_{a.get(key)}").strip("_") for key in changed)
-    return f"{_UNFIT.sub('_', name)}-{hashlib.sha256(json.dumps(a, sort_keys=True).encode()).hexdigest()[:6]}"
+        said = "-".join(f"{key.rpartition('.')[2]}_{a.get(key)}" for key in changed)
+    digest = hashlib.sha256(json.dumps(a, sort_keys=True).encode()).hexdigest()[:6]
+    return f"{_UNFIT.sub('_', said)[:_LENGTH].strip('_')}-{digest}"
 
 
 def _values(node: dict[str, Any]) -> dict[str, str]:

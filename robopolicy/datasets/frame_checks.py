@@ -14,7 +14,7 @@ from robopolicy.datasets.episodes import Episodes
 from robopolicy.datasets.spans import FilmBlock
 
 Array = NDArray[Any]
-TIME_TOLERANCE = 1e-3  # s, of a frame; at more than 100 Hz a tenth of its time
+TIME_TOLERANCE = 1e-3  # s, of a frame: stamps may be of whole ms
 RATE_TOLERANCE = 0.01  # of the rate of a whole episode
 AGAIN = "Drop or re-record these episodes (in Python load_episodes(episodes=…) selects)"
 
@@ -70,14 +70,18 @@ def check_rate(episode: FilmBlock, stamps: Array, fps: float) -> Iterator[Defect
     gaps = np.diff(part)
     if not len(gaps) or not np.isfinite(fps):
         return
-    usual, most = float(np.median(gaps)), min(TIME_TOLERANCE, 0.1 / fps)
-    if len(gaps) > 2 and usual > 0 and not abs(usual * fps - 1.0) <= RATE_TOLERANCE:
+    usual, whole = float(np.median(gaps)), len(gaps) / fps
+    regular = bool(((gaps > 0.0) & (gaps < 1.5 / fps)).all()) and len(gaps) > 2
+    off = regular and not abs(float(gaps.sum()) - whole) <= RATE_TOLERANCE * whole + TIME_TOLERANCE
+    if off:
+        usual = float(gaps.mean())
+    if len(gaps) > 2 and usual > 0 and (off or not abs(usual - 1 / fps) <= TIME_TOLERANCE):
         fix = "Mixed frequencies cannot be trained on: resample to one rate, or split the dataset by rate"
         yield Defect(
             "timestamp", f"was recorded at {1 / usual:.3g} Hz, the dataset says {fps:g}", fix, episode.index, 0
         )
         return
-    for k in np.flatnonzero(~(np.abs(gaps - 1 / fps) <= most)):
+    for k in np.flatnonzero(~(np.abs(gaps - 1 / fps) <= TIME_TOLERANCE)):
         lost = round(float(gaps[k]) * fps) - 1
         what = f"a gap of {gaps[k]:.4f} s" if gaps[k] > 0 else f"time stands still or runs back ({gaps[k]:.4f} s)"
         what += f", in which {lost} frames are missing" if lost > 0 else f", expected {1 / fps:.4f} s"

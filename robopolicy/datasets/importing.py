@@ -90,8 +90,8 @@ def data_import(
         opened = DatasetInfo.open(folder, renamed)
         spec, inferred = _action(opened, ActionFacts(**{**kept, **merged.given}), dataset, out)
         chosen = outcomes or given.outcomes or earlier.outcomes or "recorded"
+        said = remarks(opened, with_outcomes=chosen == "recorded")  # refuses before anything is written
         annotate_dataset(folder, action_spec=spec, rename=renamed, outcomes=chosen, inferred=inferred)
-        said = remarks(opened, with_outcomes=chosen == "recorded")  # a copy is moved afterwards
     _report(out or source, opened, spec, inferred, kept, renamed, chosen, version, said)
     return out or source
 

@@ -23,7 +23,7 @@ from robopolicy.datasets.parquet import number, whole
 from robopolicy.datasets.source import DatasetInfo
 from robopolicy.datasets.spans import FilmBlock, Span
 
-_MODES = ("RGB", "RGBA", "L", "LA", "P")  # of Pillow: 8 bits a channel
+_DEEP = ("I", "F")  # of Pillow: modes of more than 8 bits a channel begin so
 
 
 def load_videos(
@@ -172,7 +172,7 @@ def _decode(data: bytes | None, size: tuple[int, ...], *, where: str) -> Tensor:
         raise DataError(f"{where}: the picture is not in the table, only a path to it")
     try:
         opened = Image.open(io.BytesIO(data))
-        if opened.mode not in _MODES:  # e.g. I;16, a depth in mm: each value above 255 would become 255
+        if opened.mode.startswith(_DEEP):  # e.g. I;16, a depth in mm: each value above 255 would become 255
             raise DataError(f"{where}: expected a picture of 8 bits a channel, found mode {opened.mode}. Leave it out")
         picture = np.array(opened.convert("RGB"))
     except (UnidentifiedImageError, OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import sys
 from pathlib import Path
@@ -13,13 +14,18 @@ from robopolicy.utils.provenance import version
 
 def code_version() -> str:
     """Return `0.1.0+g1a2b3c4d5e6f`, with modules of `--allow` `0.1.0+g1a2b3c4d5e6f.own1a2b3c4d`."""
-    sources = [source for name in sorted({m.partition(".")[0] for m in admitted()}) for source in _sources(name)]
-    if not sources:
-        return version()
+    own = _digest(tuple(sorted({module.partition(".")[0] for module in admitted()})))
+    return f"{version()}{OWN}{own}" if own else version()
+
+
+@functools.cache
+def _digest(modules: tuple[str, ...]) -> str:
+    """Return a digest of the source of modules, as it was at the first call; "" where there is none."""
+    sources = [source for name in modules for source in _sources(name)]
     whole = hashlib.sha256()
     for source in sources:
         whole.update(source.read_bytes())
-    return f"{version()}{OWN}{whole.hexdigest()[:8]}"
+    return whole.hexdigest()[:8] if sources else ""
 
 
 def _sources(name: str) -> list[Path]:

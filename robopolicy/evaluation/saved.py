@@ -26,6 +26,7 @@ def evaluated_rows(
     policy: Policy, env: VecEnv, ref: PolicyRef, called: str, episodes: int, split: Split, deterministic: bool
 ) -> EpisodeTable:
     """Evaluate, or load the rows on disk of the same weights, task, seeds, settings and code; also fewer of them."""
+    code_version()  # as it is now, not as it may be when the episodes are over
     file = ref.out / f"{joined('episodes', called)}.csv"
     seeds = _seeds_of(env, split, episodes)
     if file.is_file():

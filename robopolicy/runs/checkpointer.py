@@ -182,7 +182,7 @@ class Checkpointer:
 
     def _restore_best(self) -> None:
         """Move `best` to the newest checkpoint that says it is: a run may have ended before it could."""
-        best = next((path for path in self._all() if _meta(path).best), None)
+        best = next((path for path in self._all() if _is_best(path)), None)
         pointer = self.folder / "best"
         if best is not None and not (pointer.is_file() and read_text(pointer, limit=4096).strip() == best.name):
             write_atomically(pointer, best.name + "\n")
@@ -225,6 +225,17 @@ class Checkpointer:
 
 def _meta(checkpoint: Path) -> _Meta:
     return checked(_Meta, read_json(checkpoint / "checkpoint.json"), f"{checkpoint}/checkpoint.json")
+
+
+def _is_best(checkpoint: Path) -> bool:
+    """Return whether a whole checkpoint says that it is the best of all until then."""
+    try:
+        if not _meta(checkpoint).best:
+            return False
+        verify(checkpoint)
+    except CheckpointError:
+        return False
+    return True
 
 
 def _check_format(path: Path, meta: _Meta) -> None:

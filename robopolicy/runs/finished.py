@@ -20,11 +20,15 @@ def write_finished(run_dir: Path) -> None:
 
 
 def has_finished(run_dir: Path) -> bool:
-    """Return whether the training of a run has ended, and did not go on since."""
+    """Return whether the training of a run has ended, and did not go on since; its checkpoints may be gone."""
     try:
-        return read_json(run_dir / FINISHED)["checkpoint"] == _newest(run_dir)
-    except (RobopolicyError, KeyError, TypeError):
+        last = str(read_json(run_dir / FINISHED)["checkpoint"])
+    except (RobopolicyError, KeyError):
         return False
+    step = last.removeprefix("step_").partition("_")[0]
+    evaluated = [file.stem for file in (run_dir / "evaluations").glob("*.parquet") if file.stem.isdigit()]
+    older = step.isdigit() and all(int(at) <= int(step) for at in evaluated)
+    return _newest(run_dir) in (None, last) and older
 
 
 def _newest(run_dir: Path) -> str | None:

@@ -21,7 +21,8 @@ LEAST = 15_000  # env steps of any refinement: fewer made bases worse
 LOWEST, GOOD = 0.02, 0.98  # success of a base with next to nothing to build on, and with next to nothing left to gain
 _DIFFERENCE = re.compile(r"(.+)_(?:to|in)_(.+)_[xyz]")  # hand_to_object_x
 _TOOL = re.compile(r"(?:^|_)(?:hand|tool|tcp|eef|ee|gripper|end_effector|fingertip)(?:$|_)")
-_NO_THING = re.compile(r"^before_|_(?:to|in|step|vel|velocity|rel)(?:_|$)")  # of places: differences and motions
+# Of places: differences, motions, turns and extents, which are none
+_NO_THING = re.compile(r"^before_|vel|euler|rpy|size|extent|dim|_(?:to|in|step|rel)(?:_|$)")
 _BEFORE = "before_"  # a place in the frame before
 _SAME = {f"qpos_{joint}" for joint in range(7)}  # joints of an arm: say where its tool is
 
@@ -167,7 +168,7 @@ def relative_elements(names: Sequence[str], absent: Sequence[str] = ()) -> list[
     matches = [m for m in named if {f"{_stem(m[0])}_{axis}" for axis in "xyz"} <= {*names}]  # no distance, no part
     if matches:
         things = list(dict.fromkeys(part for match in matches for part in match.groups()))
-        made = [f"{place}-{things[0]}" for place in _alone(things, names, absent)]
+        made = _differences_from_tool(things, names, absent)
     else:
         things = _things(names, absent)
         made = _made_differences(things, places(names))
@@ -179,11 +180,12 @@ def relative_elements(names: Sequence[str], absent: Sequence[str] = ()) -> list[
     return [*_patterns(kept, names), *made]
 
 
-def _alone(things: Sequence[str], names: Sequence[str], absent: Sequence[str]) -> list[str]:
-    """Return the places of further things, where the place of the first one is known."""
+def _differences_from_tool(things: Sequence[str], names: Sequence[str], absent: Sequence[str]) -> list[str]:
+    """Return differences of the things that no difference names; none without the place of a tool among `things`."""
     found = places(names)
+    tool = next((thing for thing in things if _TOOL.search(thing) and thing in found), None)
     others = [place for place in found if place not in (*things, *absent) and not _NO_THING.search(place)]
-    return others if things[0] in found else []
+    return [] if tool is None else [f"{place}-{tool}" for place in others]
 
 
 def _things(names: Sequence[str], absent: Sequence[str]) -> list[str]:

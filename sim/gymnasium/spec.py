@@ -6,6 +6,7 @@ import hashlib
 import itertools
 import json
 import math
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -137,10 +138,9 @@ def env_spec(
 
 def _named(value: object) -> str:
     """Write an object of an env's options without its place in memory, which each process has its own of."""
-    if callable(value) or repr(value).startswith("<"):
-        kind = value if hasattr(value, "__qualname__") else type(value)
-        return f"{kind.__module__}.{kind.__qualname__}"
-    return str(value)
+    if hasattr(value, "__qualname__"):  # a class or a function
+        return f"{getattr(value, '__module__', '')}.{value.__qualname__}"
+    return re.sub(r" at 0x[0-9a-fA-F]+", "", str(value))
 
 
 def reset_mode(env: VectorEnv, given: AutoresetMode | str | None, name: str) -> AutoresetMode:

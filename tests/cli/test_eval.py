@@ -77,7 +77,9 @@ def test_every_kind_of_evaluation_has_a_file_of_its_own(runs: tuple[Path, Path])
     [
         ({"_target_": "point"}, ""),
         ({"_target_": "point", "processes": 2}, ""),  # the same episodes
-        ({"_target_": "point", "horizon": 10}, "horizon_10"),
+        ({"_target_": "point", "horizon": 10}, "horizon_10-[0-9a-f]{6}"),
+        ({"_target_": "point", "mass": [-1, 1]}, "mass__1_1-[0-9a-f]{6}"),
+        ({"_target_": "point", "words": ["w" * 400]}, "words__w{53}-[0-9a-f]{6}"),
         ({"_target_": "native", "task": "reach"}, "reach-[0-9a-f]{6}"),
     ],
 )
@@ -256,11 +258,15 @@ def test_rows_of_an_env_that_its_owner_changed_are_not_used_again(
     (tmp_path / "my_env").mkdir()
     for name, text in (("__init__", ""), ("tasks", "NEAR = 0.1")):
         (tmp_path / "my_env" / f"{name}.py").write_text(text)
+    code_version._digest.cache_clear()
     importlib.import_module("my_env.tasks")
     first = eval.evaluate(checkpoint=runs[0], episodes=3, videos=0)
     assert eval.evaluate(checkpoint=runs[0], episodes=3, videos=0) is not None
     assert "are used again" in capsys.readouterr().out
     (tmp_path / "my_env" / "tasks.py").write_text("NEAR = 0.02")
+    assert eval.evaluate(checkpoint=runs[0], episodes=3, videos=0) is not None
+    assert "are used again" in capsys.readouterr().out, "this process runs the old code"
+    code_version._digest.cache_clear()  # another process
     later = eval.evaluate(checkpoint=runs[0], episodes=3, videos=0)
     assert "evaluated again" in capsys.readouterr().out
     versions = [set(rows.frame["version"]) for rows in (first, later)]

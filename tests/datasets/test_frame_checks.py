@@ -29,6 +29,7 @@ def test_a_rate_is_compared_by_its_share(fps: float, recorded: float) -> None:
     (defect,) = check_rate(whole, np.arange(50) / recorded, fps)
     assert f"was recorded at {recorded:.3g} Hz, the dataset says {fps:g}" in defect.problem
     assert [*check_rate(whole, np.arange(50) / (1.002 * fps), fps)] == []
+    assert [*check_rate(whole, np.round(np.arange(50) / fps, 3), fps)] == [], "stamps of whole ms"
 
 
 def test_a_cloud_is_empty_where_no_frame_of_an_episode_has_two_places() -> None:

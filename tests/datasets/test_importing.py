@@ -238,6 +238,21 @@ def remade(path: Path, **columns: Any) -> Path:
     return path
 
 
+def test_what_is_refused_is_not_annotated(tmp_path: Path) -> None:
+    path = recorded(tmp_path / "arm")
+    (file,) = path.glob("data/*/*.parquet")
+    table = pq.read_table(file)
+    index = table.column_names.index("next.success")
+    pq.write_table(table.set_column(index, "next.success", pa.array([0.3] * table.num_rows)), file)
+    info = json.loads((path / "meta" / "info.json").read_text())
+    info["features"]["next.success"]["dtype"] = "float64"
+    (path / "meta" / "info.json").write_text(json.dumps(info))
+    facts = {"frame": "joint", "rotation": "joint", "tcp": "x", "reference": "absolute"}
+    with pytest.raises(DataError, match="expected 0 or 1"):
+        data_import(dataset=path, action=ActionFacts(units=("rad",) * 3, **facts))
+    assert not (path / "meta" / "robopolicy.json").exists()
+
+
 @pytest.mark.parametrize(
     ("change", "said"),
     [

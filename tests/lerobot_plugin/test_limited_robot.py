@@ -23,6 +23,7 @@ from robopolicy.lerobot_plugin.config_limited_robot import LimitedRobotConfig
 from robopolicy.lerobot_plugin.limited_robot import LimitedRobot
 from robopolicy.real.control.control_loop import ControlLoop
 from robopolicy.real.lerobot import connection
+from robopolicy.real.lerobot.limited_drive import LimitedDrive
 from robopolicy.real.lerobot.mock_port import BusTrouble, MockPort
 from robopolicy.real.safety import Mode, SafetyError
 from robopolicy.real.safety.audit import joint_violations, space_violations
@@ -200,6 +201,21 @@ def test_the_action_of_a_reading_is_what_the_motors_have_as_its_period_ends(robo
     """Else a recorded arm would be told to stay where it already goes, and a policy of that be slow."""
     assert min(answered(robot, 8, pause=1 / 30)) > 0.02, "of 33 ms"
     assert min(answered(robot, 6, pause=0.0)) < 0.02, "a caller that is faster"
+
+
+def test_a_caller_that_needs_its_time_keeps_its_rate(bench):
+    """LeRobot writes pictures and shows them after it has the action; in virtual time."""
+    drive = LimitedDrive(bench.rig.robot(), bench.rig.wiring, period=1 / 30)
+    begun, now, work, rounds = 0.0, 0.0, 0.015, []
+    for _ in range(300):
+        drive._fit_reserve(now - drive._answered)
+        now = max(now + 0.004, begun + drive.period - drive._reserve)  # until it has the action
+        drive._answered = now
+        now += work
+        rounds.append(now - begun)
+        begun = now = max(now, begun + drive.period)
+    assert np.mean(np.maximum(rounds[5:], drive.period)) < 1.01 * drive.period
+    assert max(rounds[5:]) < 0.036 and drive._reserve < 0.02
 
 
 def answered(robot, times, *, pause):

@@ -84,6 +84,12 @@ def test_a_training_that_has_not_ended_does_not_count(tmp_path: Path) -> None:
     assert summarize(read_members([ended, half])).settings[0].seeds == {"reach": [0, 1]}
     (half / "checkpoints" / "step_0000000400").mkdir()  # with a larger loop.total_steps it goes on
     assert list(summarize(read_members([ended, half])).left_out) == [half]
+    (half / "checkpoints" / "step_0000000400").rmdir()
+    assert not summarize(read_members([ended, half])).left_out
+    shutil.rmtree(half / "checkpoints")  # a copy without weights
+    assert not summarize(read_members([ended, half])).left_out
+    EpisodeTable.load(half / "evaluations" / "000000200.parquet").save(half / "evaluations" / "000000300.parquet")
+    assert list(summarize(read_members([ended, half])).left_out) == [half], "it goes on, before its next checkpoint"
     (half / FINISHED).write_text("[")
     assert list(summarize(read_members([ended, half])).left_out) == [half]
 

@@ -397,6 +397,14 @@ def test_the_best_is_found_again_where_a_run_ended_before_its_pointer(tmp_path: 
     assert torch.equal(act(load_policy(tmp_path, which="best")), act(gaussian(2)))
 
 
+def test_an_older_damaged_checkpoint_is_no_hindrance(tmp_path: Path) -> None:
+    saver = Checkpointer(tmp_path)
+    saver.save(1, policy=gaussian(1), state={}, best=True)
+    saver.save(2, policy=gaussian(2), state={})
+    (tmp_path / "checkpoints" / "step_0000000001" / "checkpoint.json").write_text("{")
+    assert Checkpointer(tmp_path).step == 2
+
+
 def test_run_without_a_checkpoint_says_so(tmp_path: Path) -> None:
     (tmp_path / "checkpoints").mkdir()
     with pytest.raises(CheckpointError, match="has not written a 'best' checkpoint yet"):

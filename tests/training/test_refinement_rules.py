@@ -92,6 +92,10 @@ def test_a_distance_is_no_difference_and_a_thing_without_one_gets_it() -> None:
     assert relative_elements(["hand_x", "hand_y", "goal_x", "goal_y", "hand_to_goal_m"]) == []
     to_cube = [f"hand_to_cube_{axis}" for axis in "xyz"]
     assert relative_elements([*places, *to_cube]) == ["hand_z", "bin_*", "hand_to_cube_*", "bin-hand"]
+    no_things = [f"{what}_{axis}" for what in ("half_size", "cube_linvel", "cube_euler") for axis in "xyz"]
+    assert not {n for n in relative_elements([*places, *to_cube, *no_things]) if "-" in n} - {"bin-hand"}
+    to_goal = [f"cube_to_bin_{axis}" for axis in "xyz"]
+    assert not [n for n in relative_elements([*places, *to_goal]) if "-" in n], "no difference names the tool"
 
 
 def test_patterns_read_the_kept_elements_alone() -> None:

@@ -90,16 +90,21 @@ def with_fingers(*fingers):
     return simple().replace("</robot>", "<link name='f1'/><link name='f2'/>" + "".join(fingers) + "</robot>")
 
 
-def test_fingers_that_mimic_one_another_are_one_gripper(tmp_path, capsys):
-    path = file_of(tmp_path, with_fingers(*FINGERS))
-    wiring = load_wiring(str(arm_new(urdf=path, out=tmp_path, tip="tool")))
-    assert wiring.gripper == {"finger": 2.0} and wiring.grip is not None and wiring.grip.high == 0.08
-    assert "gripper: {'finger': 2.0}, closed at 0, 80 mm open" in capsys.readouterr().out
-
-
 def finger(number, side=1, lower=0.0, upper=0.04, at=0.0, **more):
     return joint(f"finger{number}", "l6", f"f{number}", type="prismatic", axis=(0, side, 0), xyz=(0, at, 0.05),
                  limit=f'lower="{lower}" upper="{upper}" velocity="0.1"', **more)  # fmt: skip
+
+
+BACK = joint("finger2", "l6", "f2", type="prismatic", limit='lower="-0.04" upper="0" velocity="0.1"',
+             more='<mimic joint="finger" multiplier="-1"/>')  # fmt: skip
+
+
+@pytest.mark.parametrize("second", [FINGERS[1], BACK])
+def test_fingers_that_mimic_one_another_are_one_gripper(tmp_path, capsys, second):
+    path = file_of(tmp_path, with_fingers(FINGERS[0], second))
+    wiring = load_wiring(str(arm_new(urdf=path, out=tmp_path, tip="tool")))
+    assert wiring.gripper == {"finger": 2.0} and wiring.grip is not None and wiring.grip.high == 0.08
+    assert "gripper: {'finger': 2.0}, closed at 0, 80 mm open" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -107,8 +112,8 @@ def finger(number, side=1, lower=0.0, upper=0.04, at=0.0, **more):
     [
         ([finger(1)], r"expected two fingers that slide, found \['finger1'\]"),
         ([finger(1, lower=-0.04, upper=0), finger(2, -1)], r"\['finger1'\] do not go from 0 to some positive end"),
-        ([finger(1), finger(2)], "do not part by 0.08 m"),
-        ([finger(1, -1, at=0.04), finger(2, 1, at=-0.04)], "do not part by 0.08 m"),  # open at 0
+        ([finger(1), finger(2)], "do not part as they go"),
+        ([finger(1, -1, at=0.04), finger(2, 1, at=-0.04)], "do not part as they go"),  # open at 0
         ([finger(1), finger(2, -1, more='<mimic joint="finger1" offset="0.01"/>')], "follow with an offset"),
         (
             [joint("knuckle", "l6", "k"), finger(1), finger(2, -1, more='<mimic joint="knuckle" multiplier="0.1"/>')],

@@ -23,7 +23,7 @@ from robopolicy.real.deploy.summary import report
 from robopolicy.real.recording.recorder import Recorder
 from robopolicy.real.recording.recording import read
 from robopolicy.real.recording.replay import reproduce
-from robopolicy.real.teleoperation import teleoperated_sim
+from robopolicy.real.teleoperation import devices, teleoperated_sim
 from robopolicy.real.teleoperation.keys import InputLostError
 from robopolicy.real.teleoperation.teleop import TeleopSummary, record
 from robopolicy.real.teleoperation.teleoperated_sim import TeleoperatedSim, first_interrupt
@@ -195,7 +195,7 @@ def test_deploy_lets_an_operator_in_and_ends_when_told(keys, monkeypatch, capsys
         __enter__ = lambda self: script  # noqa: E731
         __exit__ = lambda self, *error: None  # noqa: E731
 
-    monkeypatch.setattr(teleoperated_sim, "Terminal", Keyboard)
+    monkeypatch.setattr(devices, "Terminal", Keyboard)
     monkeypatch.setattr(teleoperated_sim, "RealTime", lambda: teleoperated_sim.nothing)
     monkeypatch.setattr(teleoperated_sim, "TeleoperatedSim", script.make)
     config = DeployConfig(checkpoint=tmp_path, safety=WIDE, operator="keyboard", drive=Drive(episode_s=0.3),

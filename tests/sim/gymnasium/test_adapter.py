@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import enum
+import functools
+
 import gymnasium
 import numpy as np
 import pytest
@@ -16,6 +19,7 @@ from robopolicy.core.errors import CheckpointError, ConfigError
 from robopolicy.core.rng import episode_seeds, keyed_normal
 from robopolicy.core.types import ENV_STATE, STATE, Stateful, VecEnv
 from robopolicy.sim.gymnasium.adapter import GymVecEnv, adapt
+from robopolicy.sim.gymnasium.spec import _named
 
 
 class Counter(gymnasium.Env):
@@ -245,3 +249,20 @@ def test_vector_seeds_of_every_kind_are_taken_and_others_refused():
             env.reset(seed=wrong)
     with pytest.raises(ConfigError, match="reset_mask"):
         env.reset(options={"reset_mask": np.array([True, False])})
+
+
+class Mode(enum.Enum):
+    EASY = 1
+    HARD = 2
+
+
+def grow(x, k):
+    return k * x
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [(Mode.EASY, Mode.HARD), (functools.partial(grow, k=1), functools.partial(grow, k=9)), (int, float)],
+)
+def test_an_option_is_named_by_what_it_is_and_not_by_where_it_lies(one, other):
+    assert _named(one) != _named(other) and "0x" not in _named(one) + _named(lambda: 0) + _named(object())
