@@ -71,8 +71,9 @@ def check_rate(episode: FilmBlock, stamps: Array, fps: float) -> Iterator[Defect
     if not len(gaps) or not np.isfinite(fps):
         return
     usual, whole = float(np.median(gaps)), len(gaps) / fps
-    regular = bool(((gaps > 0.0) & (gaps < 1.5 / fps)).all()) and len(gaps) > 2
-    off = regular and not abs(float(gaps.sum()) - whole) <= RATE_TOLERANCE * whole + TIME_TOLERANCE
+    fits = np.abs(gaps - 1 / fps) <= TIME_TOLERANCE + 1e-6
+    # Each frame may be right to the ms and all of them too fast.
+    off = len(gaps) > 2 and fits.all() and abs(float(gaps.sum()) - whole) > RATE_TOLERANCE * whole + TIME_TOLERANCE
     if off:
         usual = float(gaps.mean())
     if len(gaps) > 2 and usual > 0 and (off or not abs(usual - 1 / fps) <= TIME_TOLERANCE):
@@ -81,7 +82,7 @@ def check_rate(episode: FilmBlock, stamps: Array, fps: float) -> Iterator[Defect
             "timestamp", f"was recorded at {1 / usual:.3g} Hz, the dataset says {fps:g}", fix, episode.index, 0
         )
         return
-    for k in np.flatnonzero(~(np.abs(gaps - 1 / fps) <= TIME_TOLERANCE)):
+    for k in np.flatnonzero(~fits):
         lost = round(float(gaps[k]) * fps) - 1
         what = f"a gap of {gaps[k]:.4f} s" if gaps[k] > 0 else f"time stands still or runs back ({gaps[k]:.4f} s)"
         what += f", in which {lost} frames are missing" if lost > 0 else f", expected {1 / fps:.4f} s"
