@@ -8,7 +8,6 @@ and shoulder buttons are the same for most others.
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import os
 import struct
@@ -19,7 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from robopolicy.core.errors import ConfigError
-from robopolicy.real.teleoperation.keys import OTHER, InputLostError
+from robopolicy.real.teleoperation.event_device import EventDevice, deflection
+from robopolicy.real.teleoperation.keys import OTHER
 
 Array = NDArray[np.float64]
 
@@ -43,7 +43,7 @@ PAD_POLICY = """\
 _EVENT = struct.Struct("=IhBB")  # ms, value, type, number
 _BUTTON, _AXIS, _STATE = 0x01, 0x02, 0x80  # types; the last one: how it is, not a change
 _AXES, _NUMBER_OF_BUTTONS = 0x80016A11, 0x80016A12  # ioctls of one byte
-_FULL, _DEAD = 32767, 0.12  # of a deflection: offset of a stick at rest
+_FULL = 32767  # of a deflection
 
 
 class Gamepad:
@@ -59,21 +59,16 @@ class Gamepad:
 
     def __init__(self, path: str | Path = DEVICE, *, fd: int | None = None) -> None:
         self.path = str(path)
-        self.fd = self._open() if fd is None else fd
-        os.set_blocking(self.fd, False)
+        self._device = EventDevice(self._open() if fd is None else fd, _EVENT, "gamepad")
         self._waiting: deque[str] = deque()
-        self._torn = b""  # of an event
         self._at, self._held = np.zeros(4), set[int]()
         self._centred = False  # the sticks were let go since the button is held
-        self._lost = ""
 
     def __enter__(self) -> Gamepad:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self.fd >= 0:
-            os.close(self.fd)
-        self.fd = -1
+        self._device.close()
 
     def __call__(self) -> str | None:
         if not self._waiting:
@@ -82,7 +77,7 @@ class Gamepad:
 
     def stick(self) -> Array:
         """Return [4] −1 … 1 along `teleoperator.AXES`; 0 without a held shoulder button or centred sticks."""
-        return self._at.copy() if self._held and self._centred and not self._lost else np.zeros(4)
+        return self._at.copy() if self._held and self._centred and not self._device.lost else np.zeros(4)
 
     # -- inside -----------------------------------------------------------------------------------------------------
     def _open(self) -> int:
@@ -116,26 +111,10 @@ class Gamepad:
         Raises:
             InputLostError: the pad is gone.
         """
-        if self._lost:
-            raise InputLostError(self._lost)
-        gone = "end of input"
-        try:
-            data = os.read(self.fd, 64 * _EVENT.size)
-        except BlockingIOError:
-            return
-        except OSError as error:
-            data, gone = b"", f"gone ({'unplugged' if error.errno == errno.ENODEV else error})"
-        if not data:
-            self._lost = f"gamepad: {gone}"
-            raise InputLostError(self._lost)
-        data = self._torn + data
-        whole = len(data) - len(data) % _EVENT.size
-        self._torn = data[whole:]
-        for _, value, kind, number in _EVENT.iter_unpack(data[:whole]):
+        for _, value, kind, number in self._device.events():
             if kind & ~_STATE == _AXIS and number in STICKS:
                 axis, direction = STICKS[number]
-                off = max(0.0, abs(value) / _FULL - _DEAD) / (1.0 - _DEAD)
-                self._at[axis] = direction * np.sign(value) * min(1.0, off)
+                self._at[axis] = direction * deflection(value, _FULL)
                 self._centred |= not self._at.any()
             elif kind & ~_STATE == _BUTTON:
                 self._button(number, bool(value), is_event=not kind & _STATE)

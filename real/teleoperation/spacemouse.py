@@ -21,7 +21,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from robopolicy.core.errors import ConfigError
-from robopolicy.real.teleoperation.keys import InputLostError, Keys, Terminal
+from robopolicy.real.teleoperation.event_device import EventDevice, deflection
+from robopolicy.real.teleoperation.keys import Keys, Terminal
 
 Array = NDArray[np.float64]
 
@@ -41,7 +42,7 @@ HELD_S = 0.1  # s for which a relative axis counts; while the cap is deflected i
 
 _EVENT = struct.Struct("@llHHi")  # s, µs, type, code, value
 _KEY, _REL, _ABS = 0x01, 0x02, 0x03  # types
-_FULL, _DEAD = 350.0, 0.12  # of a deflection: most devices' range; offset of a cap at rest
+_FULL = 350.0  # of a deflection, of most devices
 _SIX = 0x3F  # bits of the axes x y z rx ry rz
 _GRAB = 0x40044590
 
@@ -65,12 +66,9 @@ class SpaceMouse:
         self.keys = Terminal() if keys is None else keys
         self.relative, self.full, self.clock = relative, _FULL, clock
         self.path, self._at, self._told = str(path or ""), np.zeros(4), np.full(4, -np.inf)
-        self.fd = self._open(path) if fd is None else fd
-        os.set_blocking(self.fd, False)
+        self._device = EventDevice(self._open(path) if fd is None else fd, _EVENT, "spacemouse")
         self._waiting: deque[str] = deque()
-        self._torn = b""  # of an event
         self._centred, self._since = False, self.clock()  # whether the cap was let go since the beginning
-        self._lost = ""
         self._contexts = ExitStack()
 
     def __enter__(self) -> SpaceMouse:
@@ -80,9 +78,7 @@ class SpaceMouse:
 
     def __exit__(self, *_: object) -> None:
         self._contexts.close()
-        if self.fd >= 0:
-            os.close(self.fd)
-        self.fd = -1
+        self._device.close()
 
     def __call__(self) -> str | None:
         self._read()
@@ -93,7 +89,7 @@ class SpaceMouse:
         now = self.clock()
         at = np.where(now - self._told < HELD_S, self._at, 0.0) if self.relative else self._at
         self._centred |= not at.any() and now - self._since > HELD_S
-        return at.copy() if self._centred and not self._lost else np.zeros(4)
+        return at.copy() if self._centred and not self._device.lost else np.zeros(4)
 
     # -- inside -----------------------------------------------------------------------------------------------------
     def _open(self, path: str | Path | None) -> int:
@@ -138,22 +134,7 @@ class SpaceMouse:
         Raises:
             InputLostError: the device is gone.
         """
-        if self._lost:
-            raise InputLostError(self._lost)
-        gone = "end of input"
-        try:
-            data = os.read(self.fd, 64 * _EVENT.size)
-        except BlockingIOError:
-            return
-        except OSError as error:
-            data, gone = b"", f"gone ({'unplugged' if error.errno == errno.ENODEV else error})"
-        if not data:
-            self._lost = f"spacemouse: {gone}"
-            raise InputLostError(self._lost)
-        data = self._torn + data
-        whole = len(data) - len(data) % _EVENT.size
-        self._torn = data[whole:]
-        for _, _, kind, code, value in _EVENT.iter_unpack(data[:whole]):
+        for _, _, kind, code, value in self._device.events():
             if kind == (_REL if self.relative else _ABS) and code in CAP:
                 self._deflect(code, value)
             elif kind == _KEY and value == 1 and code in BUTTONS:
@@ -161,8 +142,7 @@ class SpaceMouse:
 
     def _deflect(self, code: int, value: int) -> None:
         axis, direction = CAP[code]
-        off = max(0.0, abs(value) / self.full - _DEAD) / (1.0 - _DEAD)
-        self._at[axis], self._told[axis] = direction * np.sign(value) * min(1.0, off), self.clock()
+        self._at[axis], self._told[axis] = direction * deflection(value, self.full), self.clock()
 
 
 def _asked(number: int, size: int) -> int:

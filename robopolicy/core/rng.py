@@ -75,8 +75,17 @@ def _words(seed: Tensor, step: Tensor, count: int, stream: int) -> Tensor:
     return philox(counter, key).flatten(1)[:, :count]
 
 
-def listed_seeds(split: Split, count: int) -> Tensor:
-    """Return the first `count` numbers of a split, int64: for tasks whose episodes are a fixed list."""
+def listed_seeds(split: Split, count: int, *, most: int, what: str) -> Tensor:
+    """Return the first `count` numbers of a split, int64, for `what`, whose episodes are a list of `most` starts.
+
+    Raises:
+        ConfigError: validation episodes, or more than there are: they would be the same ones again.
+    """
+    if split != "test" or count > most:
+        raise ConfigError(
+            f"{what}: its episodes are a fixed list of {most} initial states, all of them its test; found "
+            f"split={split}, episodes={count}. Take split=test and at most episodes={most}."
+        )
     return (SPLITS[split] << SPLIT_BITS) + torch.arange(count)
 
 

@@ -6,8 +6,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
 
-from torch import Tensor
-
 from robopolicy.core.errors import ConfigError, DataError, SpecError
 from robopolicy.core.rng import episode_seeds, listed_seeds
 from robopolicy.core.types import FixedStarts, VecEnv
@@ -28,7 +26,10 @@ def evaluated_rows(
     """Evaluate, or load the rows on disk of the same weights, task, seeds, settings and code; also fewer of them."""
     code_version()  # as it is now, not as it may be when the episodes are over
     file = ref.out / f"{joined('episodes', called)}.csv"
-    seeds = _seeds_of(env, split, episodes)
+    if isinstance(env, FixedStarts):
+        seeds = listed_seeds(split, episodes, most=env.fixed_starts, what=env.spec.id)
+    else:
+        seeds = episode_seeds(split, 0, episodes)
     if file.is_file():
         try:
             rows = EpisodeTable.load(file)
@@ -53,22 +54,6 @@ def evaluated_rows(
         )  # fmt: skip
     rows.save(file)
     return rows
-
-
-def _seeds_of(env: VecEnv, split: Split, episodes: int) -> Tensor:
-    """Return int64 [episodes]; of a task that has a list of starts each of them once.
-
-    Raises:
-        ConfigError: validation episodes, or more than there are, of such a task: they would be the same ones again.
-    """
-    if not isinstance(env, FixedStarts):
-        return episode_seeds(split, 0, episodes)
-    if split != "test" or episodes > env.fixed_starts:
-        raise ConfigError(
-            f"episodes={episodes}, split={split}: episodes of {env.spec.id} begin in a list of {env.fixed_starts} "
-            f"states, all of them its test. Give split=test and at most episodes={env.fixed_starts}: more are copies."
-        )
-    return listed_seeds(split, episodes)
 
 
 def filming(work: Callable[[], list[Path]]) -> None:

@@ -69,12 +69,7 @@ class Suite:
         """
         if self.seeds == "drawn":
             return episode_seeds(split, 0, episodes)
-        if split != "test" or episodes > self.episodes:
-            raise ConfigError(
-                f"suite={self.name}: its episodes are a fixed list of {self.episodes} initial states, all of them its "
-                f"test; found split={split}, episodes={episodes}. Take split=test and at most {self.episodes}."
-            )
-        return listed_seeds(split, episodes)
+        return listed_seeds(split, episodes, most=self.episodes, what=f"suite={self.name}")
 
 
 @dataclass(frozen=True)

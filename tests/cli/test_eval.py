@@ -244,7 +244,7 @@ def test_a_task_with_a_list_of_starts_has_no_more_episodes(runs: tuple[Path, Pat
 
     monkeypatch.setattr(eval, "env_of", lambda task, place, num_envs, changes=None: Listed(num_envs))
     for wrong in ({"episodes": 6}, {"episodes": 5, "split": "validation"}):
-        with pytest.raises(ConfigError, match=r"begin in a list of 5 states.* at most episodes=5"):
+        with pytest.raises(ConfigError, match=r"a fixed list of 5 initial states.* at most episodes=5"):
             eval.evaluate(checkpoint=runs[1], videos=0, **wrong)
     rows = eval.evaluate(checkpoint=runs[1], episodes=5, videos=0)
     assert sorted(seed % 5 for seed in rows.seeds) == [0, 1, 2, 3, 4], "each start once"
