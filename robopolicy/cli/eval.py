@@ -83,12 +83,9 @@ def evaluate(
     place, every = PolicyRef.of(checkpoint, which, out), []
     check_sampling(sampling or {}, "sampling")
     sampler = "-".join(f"{k}-{v}" for k, v in sorted((sampling or {}).items()))
-    name = name or "-".join(
-        [other for other in [task_label(task, place)] if other]
-        + (["imagined"] if world is not None else [])
-        + ([f"memory-{memory.name}"] if memory is not None else [])
-        + ([sampler] if sampler else [])
-    )
+    marks = [task_label(task, place), "imagined" if world is not None else "",
+             f"memory-{memory.name}" if memory is not None else "", sampler]  # fmt: skip
+    name = name or "-".join(filter(None, marks))
     for variant, changes in (variants or {"": {}}).items():
         called = label(
             "-".join(filter(None, (name, variant))), checkpoint=place.checkpoint, deterministic=deterministic,

@@ -191,6 +191,13 @@ def test_a_driver_may_call_a_joint_continuous_that_the_limits_end_within_a_turn(
     assert found == [] if fits else "j6: upper is 3.14159 rad, the limits go to 4.9" in found[0]
 
 
+def test_a_link_s_name_adds_nothing_to_the_wiring(tmp_path):
+    """A character reference is a line break in XML, and the name stands in a comment of the YAML file."""
+    text = simple().replace('"l0"', '"l0&#10;tick_s: 0.02&#10;#{name}"')
+    wiring = load_wiring(str(arm_new(urdf=file_of(tmp_path, text), out=tmp_path)))
+    assert wiring.tick_s == 0.004 and "tick_s: 0.02" in wiring.limits_file.with_suffix(".yaml").read_text()
+
+
 def test_files_are_not_overwritten(tmp_path):
     path = file_of(tmp_path, simple())
     arm_new(urdf=path, out=tmp_path)
