@@ -126,7 +126,7 @@ def _ranges(data: dict[str, Any], chain: ArmChain, sheet: Sheet, urdf: str) -> N
         soft = [[j.soft[k] if math.isfinite(j.soft[k]) else (j.lower, j.upper)[k] for j in joints] for k in (0, 1)]
         data["position"]["urdf, soft"] = {"range": soft}
         hard = [j.name for j in joints if not all(map(math.isfinite, j.soft))]
-        sources["position.urdf, soft"] = f"{urdf}: <safety_controller>" + f"; none of {hard}" * bool(hard)
+        sources["position.urdf, soft"] = f"{urdf}: <safety_controller>" + f"; not both ends of {hard}" * bool(hard)
     low, high = sheet.of("low", n), sheet.of("high", n)
     if (low is None) != (high is None):
         raise UrdfError("low, high: expected both or neither")
