@@ -112,7 +112,7 @@ def convert(
 
 def _convert_ours(recording: Path, paths: list[Path], out: Path, *, only_success: bool, overwrite: bool) -> Converted:
     """See `convert`; `paths`: files of ours in, or at, `recording`."""
-    first = read(paths[0]).header
+    first = read(paths[0], whole=False).header
     spec, observation = policy_of(first), observation_of(first)
     action, left_out = spec.action, dict[str, str]()
     frames = interventions = 0
@@ -123,8 +123,11 @@ def _convert_ours(recording: Path, paths: list[Path], out: Path, *, only_success
         marks=dict(zip(MARKS, marks, strict=True)), overwrite=overwrite,
     ) as writer:  # fmt: skip
         for path in paths:
-            found = read(path)
+            found = read(path, whole=False)
             check_same(first, found.header, path)
+            if found.cut_off:
+                left_out[path.name] = found.cut_off
+                continue
             try:
                 episode = frames_of(found)
             except UnusableError as error:

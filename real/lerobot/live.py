@@ -28,7 +28,8 @@ from robopolicy.real.lerobot.depth import DepthFrames
 from robopolicy.real.lerobot.wiring import LeRobotWiring, load_wiring
 from robopolicy.real.recording.recorder import Recorder
 from robopolicy.real.ros2.clock import oldest_picture
-from robopolicy.real.ros2.policy_runtime import PolicyRuntime, policy_id_of
+from robopolicy.real.ros2.node_options import policy_id_of
+from robopolicy.real.ros2.policy_runtime import PolicyRuntime
 from robopolicy.real.safety import Mode, SafetyChain, SafetyError
 from robopolicy.real.safety.array_ops import Array
 from robopolicy.real.safety.tracking import not_claimed

@@ -48,6 +48,19 @@ class Recording:
         """Messages by topic that the recorder had no time for."""
         return {k: v for k, v in self.footer["dropped"].items() if v}
 
+    @property
+    def cut_off(self) -> str:
+        """Say what is damaged and how much could be read; "" of a whole recording."""
+        if not self.damage:
+            return ""
+        ticks = self.of("tick")
+        now = ticks[-1].get("now") if ticks else None
+        until = f", up to {now:.3f} s" if isinstance(now, float) else ""
+        return (
+            f"is cut off or damaged ({self.damage}). {len(ticks)} ticks and {len(self.of('step'))} control steps could "
+            f"be read{until}"
+        )
+
 
 def read(path: Path, *, whole: bool = True) -> Recording:
     """Read a recording.
@@ -77,16 +90,12 @@ def read(path: Path, *, whole: bool = True) -> Recording:
         raise DataError(f"{path}: not a recording of robopolicy, or cut off before anything was written{why}")
     if found.header.get("format") != FORMAT:
         raise DataError(f"{path}: format {found.header.get('format')!r}, this robopolicy reads {FORMAT}. Upgrade it.")
-    if whole_footer := found.messages[-1][0] == "footer":
+    if found.messages[-1][0] == "footer":
         checked(Footer, found.footer, f"{path}: footer", error=DataError)
-    if whole and (found.damage or not whole_footer):
-        ticks = found.of("tick")
-        now = ticks[-1].get("now") if ticks else None
-        until = f", up to {now:.3f} s" if isinstance(now, float) else ""
-        raise DataError(
-            f"{path}: is cut off or damaged ({found.damage or 'there is no footer'}). {len(ticks)} ticks and "
-            f"{len(found.of('step'))} control steps could be read{until}. Restore it from a copy."
-        )
+    elif not found.damage:
+        found.damage = "there is no footer"
+    if whole and found.damage:
+        raise DataError(f"{path}: {found.cut_off}. Restore it from a copy.")
     return found
 
 

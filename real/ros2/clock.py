@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left, bisect_right, insort
 from collections import deque
+from collections.abc import Iterable
 
 from robopolicy.real.ros2.wiring import Wiring
 from robopolicy.real.safety import SafetyError
@@ -153,6 +154,11 @@ def stamps_of(wiring: Wiring, clock: ArmClock) -> dict[str, Stamps]:
 def latencies(wiring: Wiring) -> dict[str, float]:
     """Return s from a picture's exposure to its arrival, by the feature of its camera."""
     return {key: camera.latency_s for key, camera in (wiring.cameras | wiring.depth_cameras).items()}
+
+
+def oldest(wiring: Wiring, seen: Iterable[str]) -> float:
+    """Return s by which the pictures of `seen` are older than the arm's state, as a policy node pairs them."""
+    return max((s for key, s in latencies(wiring).items() if key in seen), default=0.0)
 
 
 def oldest_picture(wiring: Wiring) -> float:

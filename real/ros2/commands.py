@@ -50,6 +50,8 @@ class Commands:
         """Prepare the gripper for an episode."""
         if self.gripper is not None:
             self.gripper.begin()
+        if self._goals is not None:
+            self._goals.begin()
 
     def grip(self, opening: float, measured: float, mode: Mode) -> None:
         """Send the wanted opening [m] of this tick, where the robot has a gripper; `measured`: m."""

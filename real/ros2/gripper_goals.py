@@ -43,12 +43,18 @@ class GripperGoals:
         self._goal = math.nan  # m, of the newest goal
         self._asked = math.inf  # s, when a goal was sent or canceled that has had no answer
         self._handle: Any = None  # of the goal that runs
+        self._failed = False  # the newest goal was rejected, or had no answer
+
+    def begin(self) -> None:
+        """Begin an episode, in which a goal that failed is sent again."""
+        if self._failed:
+            self._goal, self._failed = math.nan, False
 
     def publish(self, opening: float) -> None:
         """Take the wanted opening [m]; called again and again."""
         if self.clock() - self._asked > ANSWER_S:
             self._asked = math.inf
-            late = f"has not answered a goal for {ANSWER_S} s"
+            late, self._failed = f"has not answered a goal for {ANSWER_S} s", self._handle is None
             if self._handle is not None:
                 late = f"has not ended the canceled goal of {self._goal:.3f} m within {ANSWER_S} s"
             self.on_failure(f"gripper: {self.topic.name!r} {late}")
@@ -77,6 +83,7 @@ class GripperGoals:
     def _answered(self, opening: float, future: Any) -> None:
         self._asked, handle = math.inf, future.result()
         if not handle.accepted:
+            self._failed = True
             self.on_failure(f"gripper: the goal of {opening:.3f} m on {self.topic.name!r} was rejected")
             return
         self._handle = handle

@@ -57,7 +57,7 @@ class JointStateObserver(Arrivals):
         super().__init__(tuple(e for e in elements if e not in source), cameras)
         self.observed = tuple(spec.observation)
         self._from = np.array([source.get(e, -1) for e in elements], dtype=np.int64)  # in [q, qd, opening]
-        units = _units_of(spec.action, wiring)  # per [q, qd, opening, anything else]
+        units = units_of(spec.action, wiring)  # per [q, qd, opening, anything else]
         self._scale = 1 / np.array([*units[:-1], *units[:-1], units[-1], 1.0])[self._from]
 
     def __call__(self, state: State) -> Obs:
@@ -72,7 +72,7 @@ class JointStateObserver(Arrivals):
         return obs
 
 
-def _units_of(action: ActionSpec, wiring: Wiring) -> list[float]:
+def units_of(action: ActionSpec, wiring: Wiring) -> list[float]:
     """Return rad in a unit of each joint, and last m in one of the gripper, by the policy's actions."""
     joints, found = joints_of(wiring), [1.0] * (len(wiring.joints) + 1)
     for k, (name, unit) in enumerate(zip(action.names, action.units, strict=True)):
@@ -120,7 +120,7 @@ class NamedJoints(JointPosition):
             found.append(f"action: expected each of {list(wiring.joints)} once, found {list(spec.names)}")
         if found:
             raise SpecError("policy and robot do not fit:\n  - " + "\n  - ".join(found))
-        *self.scale, self.grip_scale = _units_of(spec, wiring)  # rad, and m, in a unit of the actions
+        *self.scale, self.grip_scale = units_of(spec, wiring)  # rad, and m, in a unit of the actions
         self.order = np.argsort([i if k != spec.gripper else len(index) for k, i in enumerate(index)])[: len(used)]
 
     def command(self, action: Array, tcp: Array, yaw: Array) -> Array:

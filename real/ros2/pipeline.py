@@ -21,6 +21,8 @@ from robopolicy.real.ros2.trajectory_stream import Loop, TrajectoryStream
 from robopolicy.real.ros2.upsampling import broken_claims
 from robopolicy.real.ros2.wiring import Wiring
 from robopolicy.real.safety import SafetyChain
+from robopolicy.real.safety.array_ops import Array
+from robopolicy.real.safety.command_limiter import CommandLimiter
 
 
 class Runtime(Inputs, Protocol):
@@ -68,6 +70,12 @@ def cell_of(wiring: Wiring, runtime: Runtime) -> dict[str, Any]:
     return {} if runtime.dry_run else wiring.safety
 
 
+def compiled(chain: SafetyChain, home: Array) -> None:
+    """Compile the limiter of a chain at `home` [n] rad, where the arm need not be: its scene may exclude it."""
+    profile = chain.profile.changed(workspace=None, planes=(), keep_out=(), joint_margin=0.0)
+    CommandLimiter(profile, dt=chain.limiter.dt).start(home[None])
+
+
 def build_pipeline(
     node: LifecycleNode, wiring: Wiring, make_runtime: Callable[[], Runtime], *, lockstep: bool,
     on_mismatch: OnMismatch, on_failure: OnFailure,
@@ -104,8 +112,7 @@ def build_pipeline(
         subscriptions = Subscriptions(node, wiring, runtime, arm, on_mismatch)
         undo.callback(subscriptions.close)
         home = np.array(chain.profile.data["home"])
-        chain.limiter.start(home[None])  # compiles
-        chain.limiter.active[:] = False
+        compiled(chain, home)
         runtime.warm_up(State(home, np.zeros_like(home), 0.08))
         undo.pop_all()
     return Pipeline(runtime, commands, stream, subscriptions, intervention)

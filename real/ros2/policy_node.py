@@ -3,8 +3,8 @@
     python -m robopolicy.real.ros2.policy_node --checkpoint runs/pick [--wiring …] [--options '<JSON>'] [--ros-args …]
 
 An inactive node publishes diagnostics alone. A refusal to configure or to activate has a named reason in the log and in
-the diagnostics. Parameters: `seed` of the episode; `success`, set before the node is deactivated, goes into the
-recording; `safety.<setting>` may be tightened at any time, and loosened only while the node is inactive.
+the diagnostics. Parameters: `seed` of the episode, −1: a new one for each; `success`, set before the node is
+deactivated, goes into the recording; `safety.<setting>` may be tightened at any time, loosened only while inactive.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from std_srvs.srv import Trigger
 
 from robopolicy.core.errors import RobopolicyError
 from robopolicy.real.ros2.diagnostics import Reports
-from robopolicy.real.ros2.parameters import tighten
+from robopolicy.real.ros2.parameters import episode_seed, tighten
 from robopolicy.real.ros2.pipeline import Pipeline, Runtime, build_pipeline, cell_of
 from robopolicy.real.ros2.spin import run, start, take_priority
 from robopolicy.real.ros2.upsampling import NOT_CLAIMED, broken_claims
@@ -50,7 +50,7 @@ class PolicyNode(LifecycleNode):
         self.bystanders: list[str] = []  # nodes that share a topic with us and no message
         self.claims: list[str] = []  # properties of the motion that are not claimed, and why
         self.why = ""
-        self.declare_parameter("seed", 0)
+        self.declare_parameter("seed", -1)
         self.declare_parameter("success", False)
         self._reports = Reports(self, wiring)
         self.create_service(Trigger, "~/reset", self._on_reset)
@@ -123,7 +123,7 @@ class PolicyNode(LifecycleNode):
         self.claims = not_claimed(profile) + [NOT_CLAIMED] * (self.wiring.output.type == "positions")
         for sentence in self.claims:
             self.get_logger().warning(sentence)
-        seed, success, self.success = int(self.get_parameter("seed").value), self.success, None
+        seed, success, self.success = episode_seed(int(self.get_parameter("seed").value)), self.success, None
         parts.runtime.end(success, mode=stream.arm.mode.name)  # of a recording from before a reset
         parts.runtime.begin(stream.chain, seed)
         try:
@@ -222,22 +222,25 @@ class PolicyNode(LifecycleNode):
 
 
 def main() -> None:
-    from robopolicy.real.ros2.policy_runtime import config_of, make_runtimes, policy_id_of
+    from robopolicy.real.ros2.node_options import config_of, policy_id_of
+    from robopolicy.real.ros2.policy_runtime import make_runtimes
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--checkpoint", type=Path, required=True)
     parser.add_argument("--wiring", default="mujoco_panda")
-    about = "JSON: fields of robopolicy.real.deploy.deploy_config.DeployConfig"
-    parser.add_argument("--options", type=json.loads, default={}, help=about)
+    parser.add_argument("--options", type=json.loads, default={}, help="JSON: keys of `robopolicy deploy`")
     args, rest = parser.parse_known_args()
-    config = config_of(args.options, args.checkpoint, args.wiring)
-    wiring = load_wiring(config.wiring)
+    try:
+        config = config_of(args.options, args.checkpoint, args.wiring)
+        wiring, policy_id = load_wiring(config.wiring), policy_id_of(config)
+    except RobopolicyError as error:
+        parser.exit(1, f"error: {error}\n")
     unhurried = "" if config.lockstep else take_priority()
     start(rest)
     import torch
 
     torch.set_num_threads(config.threads or 1)
-    node = PolicyNode(wiring, make_runtimes(config, wiring, policy_id_of(config)), lockstep=config.lockstep)
+    node = PolicyNode(wiring, make_runtimes(config, wiring, policy_id), lockstep=config.lockstep)
     if unhurried:
         node.get_logger().warning(f"ticks may come late: {unhurried}")
     run(node)

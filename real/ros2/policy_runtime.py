@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
@@ -12,7 +11,6 @@ import numpy as np
 from robopolicy.core.errors import SpecError
 from robopolicy.core.specs import PolicySpec, check_fits
 from robopolicy.core.types import BASE_ACTION, RENDERED
-from robopolicy.evaluation.policy_ref import PolicyRef
 from robopolicy.policies.base import Policy, with_bases
 from robopolicy.policies.find import read_spec
 from robopolicy.real.control.arm_kinematics import check_arm
@@ -29,10 +27,11 @@ from robopolicy.real.planning.process_planner import ProcessPlanner
 from robopolicy.real.planning.remote_planner import RemotePlanner
 from robopolicy.real.recording.recorder import PolicyJournal, RecordedChain, Recorder
 from robopolicy.real.recording.records import header_of
-from robopolicy.real.ros2.clock import latencies
+from robopolicy.real.ros2.clock import oldest
 from robopolicy.real.ros2.joint_state_adapter import JointStateObserver, NamedJoints, joint_state_spec
 from robopolicy.real.ros2.observation import Observer, check_features, check_robot, depth_cameras, one_env
 from robopolicy.real.ros2.remote_arm import PLAYED
+from robopolicy.real.ros2.simulated_wiring import check_lockstep
 from robopolicy.real.ros2.teleop_keys import RemoteKeys
 from robopolicy.real.ros2.wiring import GRIPPER, Wiring
 from robopolicy.real.safety import Profile, SafetyChain, SafetyError
@@ -40,7 +39,6 @@ from robopolicy.real.safety.risk import RiskCritic
 from robopolicy.real.safety.tracking import checked
 from robopolicy.real.teleoperation.teleoperator import Teleoperator
 from robopolicy.runs.checkpointer import load_policy
-from robopolicy.runs.run_dir import own_task, read_config
 from robopolicy.sim.arm import FINGER_STROKE
 from robopolicy.sim.control import Controller
 
@@ -69,13 +67,15 @@ class PolicyRuntime:
 
     def _set_up(self) -> None:
         config, wiring = self.config, self.wiring
+        if config.lockstep:
+            check_lockstep(wiring)
         levels = _specs(self.policy)
         for spec in levels:
             check_robot(spec, wiring)
         images = {k: f for spec in levels for k, f in spec.observation.items() if k in wiring.cameras}
         self.cameras = {k: f.shape for k, f in images.items()}
         seen = {key for spec in levels for key in spec.observation}
-        self.age = max((s for key, s in latencies(wiring).items() if key in seen), default=0.0)
+        self.age = oldest(wiring, seen)
         if self.age and config.chunking != "async":
             raise SpecError(
                 f"chunking={config.chunking}: goes on from what the arm does now, and pictures that are {self.age} s "
@@ -220,20 +220,6 @@ def _specs(policy: Policy | RemotePlanner) -> list[PolicySpec]:
     if unknown := [k for k in policy.keys if k.startswith(RENDERED) and k not in policy.spec.observation]:
         raise SpecError(f"server: its policy corrects one that sees {unknown}, of which nothing is known here")
     return [policy.spec]
-
-
-def config_of(options: dict[str, Any], checkpoint: Path, wiring: str) -> DeployConfig:
-    """Build a config from JSON values; where they name no task, it is the one that the checkpoint was trained on."""
-    values = {**options, "checkpoint": str(checkpoint), "wiring": wiring}
-    if "task" not in options:
-        run_dir = PolicyRef.of(checkpoint, options.get("which", "latest"), Path()).run
-        values["task"] = None if run_dir is None else own_task(read_config(run_dir) or {})
-    return DeployConfig.from_values(values)
-
-
-def policy_id_of(config: DeployConfig) -> str:
-    """Name the policy of a config, for recordings."""
-    return PolicyRef.of(config.checkpoint, config.which, Path()).ident
 
 
 def make_runtimes(config: DeployConfig, wiring: Wiring, policy_id: str = "") -> Callable[[], PolicyRuntime]:

@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
-from robopolicy.real.ros2.wiring import Wiring
+from robopolicy.real.ros2.wiring import Wiring, WiringError
 
 SIMULATED = "mujoco_arm"  # node of the simulated arm
+
+
+def check_lockstep(wiring: Wiring) -> None:
+    """Raise WiringError for simulated time with the wiring of a real arm, whose silence would be no fault."""
+    if problems := simulated_problems(wiring, len(wiring.joints)):
+        raise WiringError(
+            "lockstep: is for simulated arms, and this wiring is of none. Leave it away. For a simulated arm, "
+            f"{'; '.join(problems)}"
+        )
 
 
 def simulated_problems(wiring: Wiring, joints: int) -> list[str]:

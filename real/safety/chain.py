@@ -232,6 +232,8 @@ class SafetyChain:
             return target
         target = np.array(target, dtype=np.float64)
         clipped = np.empty_like(q)
+        if not within(target, np.inf):  # clipped, an infinite one would drive the arm on
+            return target
         if not clip(target, q, self.profile.settings.reference_clip, clipped) or not within(clipped, np.inf):
             return target
         reasons.append("reference_clip")

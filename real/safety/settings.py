@@ -15,6 +15,8 @@ from robopolicy.core.untrusted import checked
 from robopolicy.real.safety.errors import SafetyError
 
 MAX_TRACKING_ERROR = 0.2  # rad: a joint that is so far from its newest command does not follow it
+NEAR = 0.9  # of `reference_clip`: a joint that is nearer to its command than that is not waited for
+DROOP = 0.02  # rad, by which a servo may stand off its command
 
 Vector = tuple[float, float, float]
 
@@ -86,11 +88,16 @@ class Settings:
         for name, (low, high, _) in _RANGES.items():
             value = getattr(self, name)
             number = isinstance(value, (int, float, np.number)) and not isinstance(value, bool)
-            if value is not None and not (number and low <= value <= high):  # NaN fails too
+            if not (value is None and name in _OPTIONAL) and not (number and low <= value <= high):  # NaN fails too
                 hint = ". joint_speed takes one a joint, in rad/s" if name == "velocity" else ""
                 raise SafetyError(f"{name}: expected a number from {low:g} to {high:g}, found {value!r}{hint}")
             if value is not None:  # code compiled for floats must not meet an int in the middle of a motion
                 object.__setattr__(self, name, float(value))
+        if self.stall is not None and self.reference_clip < (least := DROOP / NEAR):  # a servo's droop hides a stall
+            raise SafetyError(
+                f"reference_clip: expected {least:.4f} rad or more, found {self.reference_clip}. Commands that stay so "
+                "near never show that an arm stands. Give more, or stall: null, which gives up that FAULT"
+            )
         object.__setattr__(self, "joint_speed", _joint_speed(self.joint_speed))
         for box in (*self.keep_out, *([self.workspace] if self.workspace else [])):
             if not all(lo < hi for lo, hi in zip(box.low, box.high, strict=True)):
@@ -161,6 +168,7 @@ _RANGES = {  # lowest and highest value; -1: smaller is tighter, 1: larger is, 0
 }  # fmt: skip
 
 
+_OPTIONAL = ("tracking_error", "stall", "energy")  # None switches the check off
 _SPEEDS = (0.001, 30.0)  # rad/s
 
 

@@ -16,12 +16,10 @@ from robopolicy.real.safety.array_ops import Array, max_abs_diff
 from robopolicy.real.safety.body import Body
 from robopolicy.real.safety.errors import SafetyError
 from robopolicy.real.safety.profile import Profile
-from robopolicy.real.safety.settings import MAX_TRACKING_ERROR
+from robopolicy.real.safety.settings import DROOP, MAX_TRACKING_ERROR, NEAR
 
 TRAIL = 64  # control points that an arm may be behind its newest command, and still be on its way
 LEAST = 0.005  # m, of a distance that leaves room beside the command
-NEAR = 0.9  # of `reference_clip`: a joint that is nearer to its command than that is not waited for
-DROOP = 0.02  # rad, by which a servo may stand off its command
 MOVED = 0.005  # rad, by which a joint that follows has moved within `stall` s; more than the resolution of servos
 SCENE = ("workspace", "planes", "keep_out")
 

@@ -28,7 +28,7 @@ from robopolicy.real.ros2.bags.checks import FASTER, SLOWER
 from robopolicy.real.ros2.bags.messages import BEGIN, BagEpisode, S, messages_of, per_step
 from robopolicy.real.ros2.bags.to_dataset import RATE_KEY, SUCCESS_KEY, TASK_KEY
 from robopolicy.real.ros2.bags.writer import BagWriter
-from robopolicy.real.ros2.joint_state_adapter import GRIPPER, NamedJoints, joints_of
+from robopolicy.real.ros2.joint_state_adapter import GRIPPER, NamedJoints, joints_of, units_of
 from robopolicy.real.ros2.wiring import Wiring, load_wiring
 from robopolicy.sim.arm import FINGER_STROKE
 from robopolicy.utils.storage import MANIFEST, new_directory
@@ -150,7 +150,8 @@ class _Columns:
             self.remarks.append("who drove is left out: the wiring's topics.intervention is null")
         if other := [k for k in self.source.offered if k not in (STATE, TASK, *self.cameras)]:
             self.remarks.append(f"left out: {other}, for which a wiring has no topic")
-        sent = {"joint_states": w.topic("joint_states"), **{k: w.cameras[k] for k in self.cameras}}
+        own = {name: w.topic(name) for name in ("joint_states", "gripper_states") if w.topics[name] is not None}
+        sent = {**own, **{k: w.cameras[k] for k in self.cameras}}
         for name, topic in sent.items():
             rate = self.source.fps * per_step(1.0 / self.source.fps, topic)
             if not SLOWER * topic.rate_hz <= rate <= FASTER * topic.rate_hz:
@@ -174,9 +175,10 @@ class _Columns:
         """Episode `number`, which is in these rows of `episodes`, by the wiring's joints."""
         found = episodes.obs[STATE][rows].double().numpy()
         state = np.concatenate([found, found[-1:]])  # a dataset has no state after the last action
-        q = state[:, self.at["pos"]]
+        units = units_of(episodes.action_spec, self.wiring)  # rad, and last m, in one of the dataset
+        q = state[:, self.at["pos"]] * units[:-1]
         if min(self.at["vel"]) >= 0:
-            qd = state[:, self.at["vel"]]
+            qd = state[:, self.at["vel"]] * units[:-1]
         else:  # a node needs them; of the joints' positions then
             qd = np.zeros_like(q)
             if len(found) > 1:
@@ -191,7 +193,8 @@ class _Columns:
             marks, starts = self._human
             human = marks[starts[number] : starts[number + 1]]
         return BagEpisode(
-            dt_ns=episodes.dt * S, q=q, qd=qd, opening=None if self.opening is None else state[:, self.opening],
+            dt_ns=episodes.dt * S, q=q, qd=qd,
+            opening=None if self.opening is None else state[:, self.opening] * units[-1],
             features=state[:, self._features_at], commanded=commanded, grip=grip, human=human,
             pictures={key: episodes.obs[key][rows].numpy() for key in self.cameras},
         )  # fmt: skip
@@ -199,8 +202,10 @@ class _Columns:
     def _targets(self, episodes: Episodes, rows: slice) -> tuple[Array, Array | None]:
         """Joints [T n] rad and opening [T] m."""
         spec, action = episodes.action_spec, episodes.action[rows].double().numpy()
-        order = NamedJoints(spec, self.wiring, dt=episodes.dt).order
+        named = NamedJoints(spec, self.wiring, dt=episodes.dt)
+        joints = action[:, named.order] * np.array(named.scale)
         if spec.gripper is None or not self.wiring.gripper:
-            return action[:, order], None
+            return joints, None
         grip = action[:, spec.gripper]
-        return action[:, order], grip if spec.units[spec.gripper] == "m" else (grip + 1.0) * FINGER_STROKE
+        measured = spec.units[spec.gripper] in ("m", "%")
+        return joints, grip * named.grip_scale if measured else (grip + 1.0) * FINGER_STROKE

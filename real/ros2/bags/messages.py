@@ -17,6 +17,7 @@ from std_msgs.msg import Bool, Float64
 from robopolicy.core.errors import ConfigError
 from robopolicy.real.ros2 import messages
 from robopolicy.real.ros2.channels import GripperTopic
+from robopolicy.real.ros2.clock import oldest
 from robopolicy.real.ros2.images import image
 from robopolicy.real.ros2.wiring import CameraTopic, Topic, Wiring
 
@@ -42,12 +43,14 @@ class BagEpisode(NamedTuple):
 
 def messages_of(episode: BagEpisode, features: Sequence[str], wiring: Wiring) -> list[Iterator[Message]]:
     """Yield the messages of each topic, in order."""
-    made = [_states(episode, wiring), _commands(episode, wiring), _grip(episode, wiring)]
+    fingers = [] if wiring.topics["gripper_states"] is None else [_fingers(episode, wiring)]
+    made = [*fingers, _states(episode, wiring), _commands(episode, wiring), _grip(episode, wiring)]
+    age = oldest(wiring, episode.pictures)
     if features:
         topic, names = wiring.topic("features"), tuple(features)
-        made.append(_held(episode, topic, lambda row, ns: messages.joint_state(names, ns, episode.features[row])))
+        made.append(_held(episode, topic, lambda row, ns: messages.joint_state(names, ns, episode.features[row]), age))
     for key, taken in episode.pictures.items():
-        made.append(_pictures(episode, taken, wiring.cameras[key]))
+        made.append(_pictures(episode, taken, wiring.cameras[key], age))
     if (human := episode.human) is not None:
         last = len(human) - 1
         made.append(_held(episode, wiring.topic("intervention"),
@@ -56,14 +59,28 @@ def messages_of(episode: BagEpisode, features: Sequence[str], wiring: Wiring) ->
 
 
 def _states(episode: BagEpisode, w: Wiring) -> Iterator[Message]:
-    topic, fingers = w.topic("joint_states"), np.array(list(w.gripper.values()))
-    names, share = (*w.joints, *w.gripper), fingers / max(float(fingers @ fingers), 1e-12)
+    """Yield the arm's states, with the fingers where these have no messages of their own."""
+    topic = w.topic("joint_states")
+    fingers = () if w.topics["gripper_states"] is not None else tuple(w.gripper)
     for ns, row, part in _times(episode, topic):
         q, qd = _between(episode.q, row, part), _between(episode.qd, row, part)
-        opening = 0.0 if episode.opening is None else float(_between(episode.opening, row, part))
-        position = np.concatenate([q, opening * share])
-        velocity = np.concatenate([qd, np.zeros(len(share))])
-        yield topic.name, ns, messages.joint_state(names, BEGIN + ns, position, velocity)
+        position = np.concatenate([q, _at_opening(episode, w, row, part)[: len(fingers)]])
+        velocity = np.concatenate([qd, np.zeros(len(fingers))])
+        yield topic.name, ns, messages.joint_state((*w.joints, *fingers), BEGIN + ns, position, velocity)
+
+
+def _fingers(episode: BagEpisode, w: Wiring) -> Iterator[Message]:
+    topic = w.topic("gripper_states")
+    for ns, row, part in _times(episode, topic):
+        position = _at_opening(episode, w, row, part)
+        yield topic.name, ns, messages.joint_state(tuple(w.gripper), BEGIN + ns, position, np.zeros(len(position)))
+
+
+def _at_opening(episode: BagEpisode, w: Wiring, row: int, part: float) -> Array:
+    """Return the positions of the fingers, whose weighted sum is the opening."""
+    weights = np.array(list(w.gripper.values()))
+    opening = 0.0 if episode.opening is None else float(_between(episode.opening, row, part))
+    return opening * weights / max(float(weights @ weights), 1e-12)
 
 
 def _commands(episode: BagEpisode, w: Wiring) -> Iterator[Message]:
@@ -92,14 +109,24 @@ def _grip(episode: BagEpisode, w: Wiring) -> Iterator[Message]:
             yield topic.name, at, Float64(data=float(episode.grip[row]))
 
 
-def _held(episode: BagEpisode, topic: Topic, make: Callable[[int, int], Any]) -> Iterator[Message]:
-    """Yield messages that `make` builds of a row and a stamp [ns]."""
+def _held(
+    episode: BagEpisode, topic: Topic, make: Callable[[int, int], Any], age: float = 0.0, latency: float = 0.0
+) -> Iterator[Message]:
+    """Yield messages that `make` builds of a row and a stamp [ns].
+
+    Args:
+        age: s by which they come after the state of their row. latency: s from their stamp until they come.
+    """
+    late, on_its_way = round(age * S), round(latency * S)
     for ns, row, _ in _times(episode, topic):
-        yield topic.name, ns, make(row, BEGIN + ns)
+        yield topic.name, ns + late, make(row, BEGIN + ns + late - on_its_way)
 
 
-def _pictures(episode: BagEpisode, taken: NDArray[np.uint8], camera: CameraTopic) -> Iterator[Message]:
-    yield from _held(episode, camera, lambda row, ns: image(taken[min(row, len(taken) - 1)], ns, camera))
+def _pictures(episode: BagEpisode, taken: NDArray[np.uint8], camera: CameraTopic, age: float) -> Iterator[Message]:
+    def make(row: int, ns: int) -> Any:
+        return image(taken[min(row, len(taken) - 1)], ns, camera)
+
+    yield from _held(episode, camera, make, age, camera.latency_s)
 
 
 def per_step(dt: float, topic: Topic) -> int:

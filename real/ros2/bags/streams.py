@@ -19,8 +19,9 @@ from robopolicy.real.ros2 import messages
 from robopolicy.real.ros2.bags.checks import Stream, newest
 from robopolicy.real.ros2.bags.clouds import DepthClouds
 from robopolicy.real.ros2.bags.reader import Bag, Item, decode, stamp_of, type_name
+from robopolicy.real.ros2.clock import oldest
 from robopolicy.real.ros2.images import ImageReader, message_type, size_of
-from robopolicy.real.ros2.wiring import CameraTopic, Topic, Wiring
+from robopolicy.real.ros2.wiring import GRIPPER, CameraTopic, Topic, Wiring
 from robopolicy.real.safety import SafetyError
 
 Array = NDArray[np.float64]
@@ -40,6 +41,7 @@ class Streams:
     def __init__(self, bag: Bag, wiring: Wiring, *, commanded: bool, image_size: tuple[int, int] | None) -> None:
         self.bag, self.wiring, self.commanded = bag, wiring, commanded
         self._profile = wiring.profile()
+        self.fingers: Stream | None = None  # of the gripper's own messages, where there are any
         self.states = self._states()
         self.commands = self._commands() if commanded else None
         self.feature_names: list[str] = []
@@ -52,6 +54,7 @@ class Streams:
             if (name := self._find(camera, message_type(camera))) is not None:
                 self.cameras[key] = self._camera(key, name, camera, image_size)
         self.depth = DepthClouds(bag, wiring, self._find, self._take)
+        self._wait_for_pictures()
 
     # -- at times -----------------------------------------------------------------------------------------------------
     def checked(self) -> Iterator[tuple[str, Stream, Topic, float]]:
@@ -59,6 +62,8 @@ class Streams:
         w = self.wiring
         patience = {name: min(dog.hold, dog.fault) for name, dog in w.watchdogs.items()}
         yield "joint_states", self.states, w.topic("joint_states"), patience["state"]
+        if self.fingers is not None:
+            yield GRIPPER, self.fingers, w.topic(GRIPPER), patience[GRIPPER]
         if self.commands is not None:
             role = "joint_commands" if w.topics["joint_commands"] is not None else "trajectory"
             yield role, self.commands, w.topic(role), patience["state"]
@@ -145,24 +150,37 @@ class Streams:
         arrived, stamps = (np.array([f[k] for f in found]) for k in (0, 1))
         return Stream(arrived, stamps if stamped else None, np.array([f[2] for f in found]))
 
+    def _wait_for_pictures(self) -> None:
+        """Pair pictures and features with the state of when the slowest picture was taken, as a policy node does."""
+        age = oldest(self.wiring, [*self.cameras, *self.depth.streams])
+        for streams in (self.cameras, self.depth.streams):
+            streams.update({key: s._replace(arrived=s.arrived - age) for key, s in streams.items()})
+        if self.features is not None:
+            self.features = self.features._replace(arrived=self.features.arrived - age)
+
     def _states(self) -> Stream:
         """States of the arm; messages of others are left out, and a gripper's own ones give the opening."""
         reader, found = messages.StateReader(self.wiring, self._profile), list[tuple[float, float, Array]]()
         arm, grip = self._need("joint_states", JointState), self.wiring.topics["gripper_states"]
         fingers = None if grip is None else self._need("gripper_states", JointState)
+        gripped = list[tuple[float, float]]()
 
-        def take(topic: str, message: JointState) -> State | None:
-            if topic == fingers and reader.has_gripper(message):
+        def take(item: Item, message: JointState) -> State | None:
+            if item.topic == fingers and reader.has_gripper(message):
                 reader.read_gripper(message)
-            return reader.read(message) if topic == arm and reader.has_arm(message) else None
+                gripped.append((item.arrived, stamp_of(item)))
+            return reader.read(message) if item.topic == arm and reader.has_arm(message) else None
 
         for item in self.bag.items([arm] if fingers in (None, arm) else [arm, fingers]):
-            state = self._take(item, partial(take, item.topic), JointState)
+            state = self._take(item, partial(take, item), JointState)
             if state is not None and (grip is None or np.isfinite(state.opening)):  # before, the robot is not whole
                 opening = [state.opening] * bool(self.wiring.gripper)
                 found.append((item.arrived, stamp_of(item), np.concatenate([state.q, state.qd, opening])))
         if not found:
             raise DataError(f"{self.bag.path}: {arm!r} holds no state of {list(self.wiring.joints)}")
+        if fingers is not None:
+            times = np.array(gripped).reshape(-1, 2)
+            self.fingers = Stream(times[:, 0], times[:, 1], np.zeros(len(gripped)))
         arrived, stamps = (np.array([f[k] for f in found]) for k in (0, 1))
         return Stream(arrived, stamps, np.array([f[2] for f in found]))
 

@@ -2,7 +2,8 @@
 
 Topics of the wiring become the columns of joint_state_adapter.py: `observation.state` of joints, gripper and features
 by name, pictures by feature, absolute joint targets as actions. A frame holds the messages that had *arrived* at its
-time, as a policy node would have seen them. An action is the commanded pose at the end of the control step.
+time, as a policy node would have seen them: pictures that are `latency_s` old with the state of then. An action is the
+commanded pose at the end of the control step.
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -139,6 +140,13 @@ def test_what_cannot_be_trained_on_is_left_out_or_refused(tmp_path, dataset):
     recording.messages = gap
     with pytest.raises(Exception, match="control steps are missing"):
         frames_of(recording)
+    cut = tmp_path / "cut"
+    shutil.copytree(folder, cut)
+    first, last = sorted(cut.glob("*.mcap"))[0], sorted(cut.glob("*.mcap"))[-1]
+    first.write_bytes(first.read_bytes()[: first.stat().st_size // 2])
+    result = convert(recording=cut, out=tmp_path / "cut_d")
+    assert list(result.left_out) == [first.name] and result.episodes == len(list(cut.glob("*.mcap"))) - 1, last.name
+    assert "is cut off or damaged" in result.left_out[first.name]
     other = tmp_path / "both"
     recorded(other, [*[0.0] * 7, 1.0], control="joint_position", horizon=3)
     (other / "episode_000001.mcap").write_bytes(sorted(folder.glob("*.mcap"))[0].read_bytes())

@@ -146,3 +146,21 @@ def test_a_gripper_that_gives_up_is_not_taken_for_the_arm_s_driver(monkeypatch):
 def test_keys_that_contradict_one_another_are_named(topic, what):
     with pytest.raises(WiringError, match=f"topics.gripper: .*{what}"):
         parse(changed(topics__gripper={**PLAIN, **topic}))
+
+
+@pytest.mark.parametrize("rejected", [True, False])
+def test_after_a_fault_of_the_gripper_the_next_episode_asks_again(rig, rejected):
+    rig.goals.publish(0.02)
+    if rejected:
+        rig.client.answer(accepted=False)
+    rig.now[0] += ANSWER_S + 0.1
+    for _ in range(3):
+        rig.goals.publish(0.02)
+    assert len(rig.said) == 1 and len(rig.client.goals) == 1, "not while the arm stands in FAULT"
+    rig.goals.begin()
+    rig.goals.publish(0.02)
+    assert len(rig.client.goals) == 2
+    rig.client.answer()
+    rig.goals.begin()
+    rig.goals.publish(0.02)
+    assert len(rig.client.goals) == 2, "what was accepted is kept"

@@ -85,13 +85,19 @@ def changed(**changes):
         ({"watchdogs__state": {"hold": 50, "fault": 200}}, "watchdogs.state: .* found 50 s. Is it in ms"),
         ({"watchdogs__enable": {}}, "watchdogs.enable: .*at most 30 s of silence, found none"),
         ({"watchdogs__enable": {"fault": 100}}, "watchdogs.enable: .* found 100 s. Is it in ms"),
-        ({"watchdogs__images": {}}, "watchdogs.images: expected seconds for slow, hold or fault"),
+        (
+            {"watchdogs__images": {}},
+            r"watchdogs.images: .*expected hold or fault after at most 10 s of silence, found none",
+        ),
         ({"gripper": {}}, "topics.gripper: expected null, as `gripper` names no joint to measure"),
         ({"watchdogs__state": {"hold": float("inf")}}, "watchdogs.state.hold: .* finite"),
         ({"watchdogs__state": {"hold": -1.0}}, "watchdogs.state.hold: .* greater than 0"),
         ({"topics__joint_commands__rate_hz": 20}, r"topics.joint_commands at 20 Hz: the arm would be held for good"),
         ({"topics__enable__rate_hz": 10}, r"watchdogs.enable: 0.1 s is less than two messages of topics.enable"),
-        ({"watchdogs__images": {"slow": 0.05}}, r"cameras.observation.images.front at 25 Hz.* Give 0.08 s or more"),
+        (
+            {"watchdogs__images": {"slow": 0.05, "hold": 0.2}},
+            r"cameras.observation.images.front at 25 Hz.* Give 0.08 s or more",
+        ),
     ],
 )
 def test_a_wiring_that_is_wrong_says_where(changes, what):

@@ -29,6 +29,7 @@ from std_msgs.msg import Bool, Float64, Float64MultiArray, String
 from std_srvs.srv import Trigger
 from trajectory_msgs.msg import JointTrajectory
 
+from robopolicy.core.rng import SPLIT_BITS, SPLITS
 from robopolicy.real.control.joint_order import JointOrder
 from robopolicy.real.recording.recorder import RecordedChain, Recorder
 from robopolicy.real.recording.recording import read
@@ -36,15 +37,16 @@ from robopolicy.real.recording.records import describe
 from robopolicy.real.recording.replay import reproduce
 from robopolicy.real.ros2 import messages
 from robopolicy.real.ros2.command_sources import SETTLES
+from robopolicy.real.ros2.pipeline import compiled
 from robopolicy.real.ros2.policy_node import PolicyNode
 from robopolicy.real.ros2.qos import profile_of
 from robopolicy.real.ros2.spin import run
 from robopolicy.real.ros2.teleop_keys import RemoteKeys
 from robopolicy.real.ros2.timeline import Timeline
 from robopolicy.real.ros2.wiring import parse
-from robopolicy.real.safety import Mode, SafetyChain, load_profile
+from robopolicy.real.safety import Mode, SafetyChain, SafetyError, load_profile
 from robopolicy.real.safety.decision import Measured
-from robopolicy.real.safety.settings import Plane
+from robopolicy.real.safety.settings import Box, Plane
 from tests.real.control.test_joints import urdf
 from tests.real.ros2 import test_messages as inputs
 from tests.real.ros2.test_joint_state_adapter import SPEC
@@ -74,7 +76,7 @@ class Toy:
 
     def __init__(self, wiring, recorder=None) -> None:
         self.wiring, self.recorder, self.told, self.pressed = wiring, recorder, [], []
-        self.press, self.ended = self.pressed.append, []
+        self.press, self.ended, self.seeds = self.pressed.append, [], []
 
     def ended_by_keys(self):
         return self.ended
@@ -93,6 +95,7 @@ class Toy:
 
     def begin(self, chain, seed) -> None:
         self.told.append("begin")
+        self.seeds.append(seed)
         if self.recorder is not None:
             self.recorder.begin(describe(chain, observation={}, policy=SPEC, seed=seed))
 
@@ -257,6 +260,8 @@ def test_an_activation_that_fails_after_a_fault_leaves_nothing_half_begun(rig):
     assert rig.arm.mode is Mode.RUN and rig.driver.speed > 0.1
     begun, ended = rig.runtime.told.count("begin"), sum(t[0] == "end" for t in rig.runtime.told if t != "begin")
     assert begun == 4 and ended >= 3
+    assert len(set(rig.runtime.seeds)) == 4, "data is held out by seeds, so that each episode has another one"
+    assert all(seed >> SPLIT_BITS == SPLITS["train"] for seed in rig.runtime.seeds)
 
 
 def test_a_state_that_is_wrong_moves_nothing_and_one_of_no_numbers_holds_at_once(rig):
@@ -720,7 +725,7 @@ def test_parameters_given_on_the_command_line_are_in_force(ros):
         assert rig.stream.chain.profile.settings.tcp_speed == 0.11
         assert rig.stream.chain.profile.digest == load_profile("panda", **{**FAST, "tcp_speed": 0.11}).digest
         assert rig.node.get_parameter("seed").value == 7
-        assert rig.node.trigger_activate() == OK, rig.node.why
+        assert rig.node.trigger_activate() == OK and rig.runtime.seeds == [7], rig.node.why
         rig.step(200)
         body = rig.stream.chain.limiter.body
         speed = np.linalg.norm(np.diff(body.at(np.array(rig.driver.played)).points[:, body.tcp], axis=0), axis=1)
@@ -931,3 +936,12 @@ def test_goals_are_answered_over_dds(ros):
         executor.shutdown(timeout_sec=1.0)
         node.destroy_node()
         server.destroy_node()
+
+
+def test_a_scene_that_excludes_the_preset_s_home_does_not_keep_the_node_from_its_arm():
+    """The arm is not there: its own place is checked where it begins."""
+    chain = SafetyChain(load_profile("ur5e", workspace=Box((0.2, -0.4, 0.02), (0.7, 0.4, 0.6)), tracking_error=None))
+    home = np.array(chain.profile.data["home"])
+    with pytest.raises(SafetyError, match="stands where workspace would not allow it"):
+        chain.limiter.start(home[None])
+    compiled(chain, home)

@@ -11,7 +11,7 @@ import yaml
 
 from robopolicy import sim
 from robopolicy.core.errors import RobopolicyError
-from robopolicy.real.ros2.simulated_wiring import simulated_problems
+from robopolicy.real.ros2.simulated_wiring import check_lockstep, simulated_problems
 from robopolicy.real.ros2.wiring import CAMERAS, FOLDER, WiringError, load_wiring
 from robopolicy.real.safety import load_profile
 from robopolicy.real.safety.profile import FOLDER as PROFILES
@@ -147,3 +147,27 @@ def test_the_presets_have_the_cameras_of_the_scene(name, arm):
         view = env.depth(0, key.rpartition(".")[2])
         np.testing.assert_allclose(file.in_base(env.physics.qpos[0, : env.dof], profile), view.pose, atol=1e-9)
         assert (file.size, file.intrinsics) == (view.depth.shape, view.camera)
+
+
+@pytest.mark.parametrize("tick_s", [1 / 150, 1 / 300, 1 / 60])
+def test_ticks_are_whole_nanoseconds(tmp_path, tick_s):
+    """Stamps count ticks since the epoch: a tenth of a nanosecond a tick is a minute off."""
+    with pytest.raises(WiringError, match=r"tick_s: expected whole nanoseconds, found .*\. Give 0\.0\d{8}$"):
+        load_wiring(wiring(tmp_path, tick_s=tick_s))
+    assert load_wiring(wiring(tmp_path, tick_s=round(tick_s, 9))).dt_ns == round(tick_s * 1e9)
+
+
+@pytest.mark.parametrize("patience", [{"slow": 0.1}, {"slow": 0.1, "hold": 60.0}])
+@pytest.mark.parametrize("dog", ["images", "features"])
+def test_an_arm_does_not_go_on_by_old_pictures_for_good(tmp_path, dog, patience):
+    data = yaml.safe_load((FOLDER / "mujoco_panda.yaml").read_text())["watchdogs"]
+    with pytest.raises(WiringError, match=rf"watchdogs\.{dog}: .*expected hold or fault after at most 10 s"):
+        load_wiring(wiring(tmp_path, watchdogs=data | {dog: patience}))
+
+
+def test_simulated_time_is_for_simulated_arms():
+    check_lockstep(load_wiring("mujoco_ur5e"))
+    with pytest.raises(
+        WiringError, match=r"lockstep: is for simulated arms, and this wiring is of none\. .*joint_commands"
+    ):
+        check_lockstep(load_wiring("ur5e"))

@@ -249,3 +249,14 @@ def test_an_exception_inside_is_braked_for_and_told():
     assert "error" in decision.reasons and "TypeError" in rig.chain.error
     rig.run(1.0)
     assert rig.speed() == 0.0
+
+
+@pytest.mark.parametrize("wrong", [np.nan, np.inf, -np.inf])
+def test_a_target_that_is_no_number_holds_the_arm(wrong):
+    """Clipped to the joints, an infinite one would drive the arm on."""
+    rig = Rig(settings={"reference_clip": 0.05})
+    target = rig.home.copy()
+    target[3] = wrong
+    found = rig.run(0.8, target=target)
+    assert found[-1].mode is Mode.HOLD and "input" in found[-1].reasons
+    assert np.abs(rig.q - rig.home).max() < 1e-9

@@ -86,3 +86,12 @@ def test_a_cell_s_settings_may_be_tightened_and_never_loosened():
     for given, speed in (({"joint_speed": 0.6}, 1.0), ({"joint_speed": None}, 1.0), ({}, 1.1), ({"planes": []}, 1.0)):
         with pytest.raises(SafetyError, match="wiring"):
             tightened(cell, given, speed)
+
+
+@pytest.mark.parametrize(
+    "name", ["condition", "tcp_speed", "reference_clip", "velocity", "joint_margin", "scene_distance"]
+)
+def test_a_setting_that_is_always_needed_is_not_none(name):
+    with pytest.raises(SafetyError, match=rf"{name}: expected a number from .*, found None"):
+        Settings(**{name: None})
+    assert Settings(tracking_error=None, stall=None, energy=None).stall is None

@@ -58,9 +58,19 @@ def test_an_arm_near_its_command_may_stand():
 
 
 def test_a_servo_that_droops_is_not_stalled_by_a_tight_clip():
-    rig = Rig(settings={"reference_clip": 0.01})
+    rig = Rig(settings={"reference_clip": 0.0223})
     for _ in range(300):
-        assert rig.tick(rig.home, measured=Measured(rig.home + 0.012)).mode is Mode.RUN
+        assert rig.tick(rig.home, measured=Measured(rig.home + 0.0195)).mode is Mode.RUN
+
+
+def test_the_tightest_clip_still_shows_an_arm_that_stands():
+    """A tighter one would keep the command nearer than a servo's droop, and is refused unless nothing is to be seen."""
+    rig = Rig(settings={"reference_clip": 0.0223})
+    rig.run(1.0, target=rig.home + 0.5, measured=Measured(rig.home))
+    assert rig.chain.mode is Mode.FAULT
+    with pytest.raises(SafetyError, match=r"reference_clip: expected 0\.0222 rad or more, found 0\.02"):
+        Rig(settings={"reference_clip": 0.02})
+    assert Rig(settings={"reference_clip": 0.02, "stall": None}).chain.profile.settings.reference_clip == 0.02
 
 
 def test_in_a_dry_run_an_arm_may_stand():

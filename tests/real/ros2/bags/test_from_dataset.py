@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from dataclasses import replace
 
@@ -30,7 +31,7 @@ from robopolicy.real.ros2.bags.to_dataset import action_of, frames_of
 from robopolicy.real.ros2.bags.writer import BagWriter
 from robopolicy.real.ros2.images import image
 from robopolicy.sim.control import GRIPPER_MEANING
-from tests.real.ros2.bags.test_to_dataset import FRONT, OPTIONS, WIRING, recorded, streams
+from tests.real.ros2.bags.test_to_dataset import FRONT, OPTIONS, PRESET, WIRING, recorded, streams
 from tests.real.ros2.bags.test_to_dataset import write as write_bag
 from tests.real.ros2.test_messages import HOME, changed
 
@@ -352,3 +353,39 @@ def test_bags_of_two_instructions_make_a_dataset_of_two_tasks(whole, tmp_path):
     episodes = load_episodes(tmp_path / "d")
     assert episodes.tasks == ("go left", "go right")
     assert "task_index" in episodes.obs and episodes.obs["task_index"].unique().tolist() == [0, 1]
+
+
+def test_a_dataset_in_degrees_becomes_a_bag_in_radians(whole, tmp_path):
+    """And is found again in the units of the wiring."""
+    names, scale = ACTION.names, np.array([np.degrees(1.0)] * 7 + [1.0])
+    action = replace(ACTION, units=("deg",) * 7 + ("m",), low=tuple(np.array(ACTION.low) * scale),
+                     high=tuple(np.array(ACTION.high) * scale))  # fmt: skip
+    path = tmp_path / "d"
+    with DatasetWriter(path, observation={STATE: Feature((len(NAMES),), names=NAMES)}, action=action, dt=DT,
+                       tasks=("go left",)) as writer:  # fmt: skip
+        for number in range(2):
+            made = episode(number, camera=False)
+            made["obs"][STATE][:, :14] = np.degrees(made["obs"][STATE][:, :14])
+            made["action"] = made["action"] * scale
+            writer.add_episode(**made)
+    convert(recording=path, out=tmp_path / "bags", bag=BagOptions(wiring="mujoco_panda"))
+    convert(recording=tmp_path / "bags", out=tmp_path / "again", bag=BagOptions(wiring="mujoco_panda"))
+    before, after = load_episodes(whole[0]), load_episodes(tmp_path / "again")
+    assert after.action_spec.units == ACTION.units and after.action_spec.names == names
+    torch.testing.assert_close(after.obs[STATE], before.obs[STATE], atol=1e-5, rtol=0)
+    torch.testing.assert_close(after.action, before.action, atol=1e-5, rtol=0)
+
+
+def test_a_gripper_apart_and_late_pictures_are_found_again(whole, tmp_path):
+    data = json.loads(json.dumps(PRESET))
+    data["topics"]["gripper_states"] = {"name": "/fingers", "rate_hz": 30.0}
+    data["watchdogs"]["gripper_states"] = {"hold": 0.2, "fault": 1.0}
+    data["cameras"][FRONT]["latency_s"] = 0.08
+    (tmp_path / "apart.yaml").write_text(yaml.safe_dump(data))
+    options = BagOptions(wiring=str(tmp_path / "apart.yaml"))
+    convert(recording=whole[0], out=tmp_path / "bags", bag=options)
+    convert(recording=tmp_path / "bags", out=tmp_path / "again", bag=options)
+    before, after = load_episodes(whole[0]), load_episodes(tmp_path / "again")
+    assert torch.equal(before.obs[STATE], after.obs[STATE]) and torch.equal(before.action, after.action)
+    far = (before.obs[FRONT].float() - after.obs[FRONT].float()).abs().mean()
+    assert far < 2.0, "pictures are those of their frame, but for the film's compression"

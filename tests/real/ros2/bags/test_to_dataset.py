@@ -33,10 +33,11 @@ from robopolicy.real.ros2.bags.streams import Streams
 from robopolicy.real.ros2.bags.to_dataset import frames_of
 from robopolicy.real.ros2.images import image
 from robopolicy.real.ros2.joint_state_adapter import JointStateObserver, NamedJoints
-from robopolicy.real.ros2.wiring import WiringError, load_wiring, parse
+from robopolicy.real.ros2.wiring import FOLDER, WiringError, load_wiring, parse
 from tests.real.ros2.test_messages import HOME, changed
 
 WIRING = load_wiring("mujoco_panda")
+PRESET = yaml.safe_load((FOLDER / "mujoco_panda.yaml").read_text())
 FRONT = "observation.images.front"
 NS, WAY = 1_000_000_000, 3_000_000  # ns; what a message's way takes
 START, BOOT = 1_700_000_000 * NS, 5_000 * NS  # of the recorder's clock, and of the arm's
@@ -418,3 +419,29 @@ def test_a_time_that_is_no_number_fails(k):
         times[column][k] = np.nan
         with pytest.raises(UnusableError):
             check_stream("states", Stream(times[0], times[1], t), 250.0, 0.05)
+
+
+def test_a_gripper_that_falls_silent_leaves_its_episode_out(drive, tmp_path):
+    wiring = parse(changed(topics__gripper_states={"name": "fingers", "rate_hz": 50.0},
+                           watchdogs__gripper_states={"hold": 0.2, "fault": 1.0}))  # fmt: skip
+    whole, dead = list(drive), list(drive)
+    for k in range(round(LONG * 50)):
+        m = messages.joint_state(tuple(WIRING.gripper), BOOT + k * 20_000_000, np.full(2, 0.03))
+        whole.append(("fingers", START + k * 20_000_000 + WAY, m))
+        if not 30 <= k < 60:
+            dead.append(whole[-1])
+    frames_of(streams(write(tmp_path / "whole", whole), wiring), wiring, DT)
+    with pytest.raises(UnusableError, match=r"gripper_states: a gap of 0\.620 s after 0\.580 s"):
+        frames_of(streams(write(tmp_path / "dead", dead), wiring), wiring, DT)
+
+
+def test_old_pictures_are_paired_with_the_state_of_then(drive, tmp_path):
+    """As the node shows them: `latency_s` before they come."""
+    late = 0.1
+    wiring = parse(changed(cameras={FRONT: dict(PRESET["cameras"][FRONT], latency_s=late)}))
+    moved = [(n, at + round(late * NS) * (n.startswith(("camera", "features"))), m) for n, at, m in drive]
+    before = frames_of(streams(write(tmp_path / "a", drive)), WIRING, DT)
+    after = frames_of(streams(write(tmp_path / "b", moved), wiring), wiring, DT)
+    assert len(after.action) == len(before.action)
+    for key, values in before.obs.items():
+        assert np.array_equal(values, after.obs[key]), key
