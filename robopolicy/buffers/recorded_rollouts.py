@@ -17,6 +17,7 @@ from robopolicy.core.types import BASE_ACTION, Obs
 from robopolicy.datasets.compatibility import misfits
 from robopolicy.datasets.episodes import Episodes, concatenate, held_out, succeeded, take
 from robopolicy.datasets.lerobot_reader import load_episodes
+from robopolicy.datasets.remarks import evaluation_starts
 from robopolicy.datasets.tables import DRIVERS
 from robopolicy.policies.base import Policy
 
@@ -47,6 +48,8 @@ def load_rollouts(datasets: Mapping[str, Path], policy: Policy) -> Episodes:
                 "Leave it out, or write the column next.success into it: True at the last frame of each episode that "
                 "succeeded."
             )
+        if said := evaluation_starts(part, f"loop.rollouts.{name}={path}"):
+            print(said)
         driver = torch.full((part.num_frames,), _POLICY) if part.driver is None else part.driver
         parts.append(replace(part, driver=driver))
     return concatenate(parts)

@@ -6,20 +6,24 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
+import torch
+
 from robopolicy.cli.eval_suite import evaluate_suite
 from robopolicy.cli.task_label import task_label
 from robopolicy.config.instantiate import build
-from robopolicy.config.schema import Count, Device, Natural, Node
+from robopolicy.config.schema import TARGET, Count, Device, Natural, Node
 from robopolicy.core.errors import ConfigError
 from robopolicy.evaluation.episode_table import EpisodeTable
 from robopolicy.evaluation.policy_ref import PolicyRef, env_of, set_retrieval_memory
 from robopolicy.evaluation.saved import Split, evaluated_rows, filming
+from robopolicy.evaluation.statistics import wilson
 from robopolicy.evaluation.video import film
 from robopolicy.policies.finetuning import check_sampling, resampled
 from robopolicy.reporting.run_reader import label
 from robopolicy.reporting.suite import Suite, SuiteResult
 from robopolicy.runs.checkpointer import load_policy
 from robopolicy.utils.threads import set_threads
+from robopolicy.world_models.envs.imagined import ImaginedEnv
 
 
 def evaluate(
@@ -95,7 +99,7 @@ def evaluate(
         if world is None:
             env = env_of(task, place, count, changes)
         else:
-            env = build({**world, **changes}, "world", num_envs=count, seed=0)
+            env = _imagined({**world, **changes}, count)
         if env.spec.branches:
             raise ConfigError("world.branch: cuts episodes, and a policy is evaluated on whole ones. Leave it away.")
         policy = load_policy(checkpoint, device=device, env=env.spec, which=which)
@@ -106,9 +110,34 @@ def evaluate(
         every.append(rows)
         what = f"{env.spec.id}{f' ({variant})' if variant else ''}"
         print(f"{place.name}{place.provenance_suffix} on {what}, {split} seeds: {rows.summary()}{rows.task_table()}")
+        if isinstance(env, ImaginedEnv):
+            print(_by_starts(rows, env))
         if place.run is None:
             print(f"rows: {place.out}")
         if videos and world is None:
             out = place.out / "videos" / (called or split)
             filming(partial(film, policy, env, rows, out, count=videos, deterministic=deterministic))
     return every[0]
+
+
+def _imagined(world: Node, num_envs: int) -> ImaginedEnv:
+    """Build a world to evaluate in.
+
+    Raises:
+        ConfigError: actions have no effect in it.
+    """
+    if world.get(TARGET) != "imagined":
+        raise ConfigError(
+            f"world={world.get(TARGET)}: plays what was recorded, whatever the policy does. Give world=imagined "
+            "world.model=<run of train algo=world_model>, or task=<name>."
+        )
+    env: ImaginedEnv = build(world, "world", num_envs=num_envs, seed=0)
+    return env
+
+
+def _by_starts(rows: EpisodeTable, env: ImaginedEnv) -> str:
+    """Return the interval of as many episodes as there are starts: those of one start are not independent."""
+    count = len(env.starts_of(torch.tensor(rows.seeds)).unique())
+    rate = rows.success_rate().value
+    low, high = wilson(rate * count, count)[1:]
+    return f"They begin in {count} recorded starts. By their number the interval is {100 * low:.1f}–{100 * high:.1f}%."

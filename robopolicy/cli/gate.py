@@ -136,7 +136,7 @@ def text(result: GateResult) -> str:
         unsure = " and ".join(f"{100 * value:.0f}%" for value in (result.uncertain, result.base_uncertain))
         return "\n".join([
             f"{decided}: success changes by {gain:+.1f} points ({low:+.1f} to {high:+.1f} at {100 * result.level:g}% "
-            f"each), in a world model from {result.episodes} held-out starts. It is too uncertain of {unsure} of the "
+            f"each), in a world model from {result.episodes} {result.starts}. It is too uncertain of {unsure} of the "
             "candidate's and the base's episodes. Those of the candidate are failures, those of the base do not count.",
             *(f"The model would not do to learn in: {fault}" for fault in result.faults),
             "The bounds are those of starts and members: errors that all members share are not in them. Where you can "

@@ -46,11 +46,12 @@ def in_world(
                 "from, or is one of them, and so fits its errors. Train another one."
             )
     env = _env(world, seed)
+    where = "held-out starts"
     if world.get("starts"):
-        env.held_out = lambda: env.starts
+        env.held_out, where = lambda: env.starts, f"starts of {world['starts']}"
     one, other = (_policy(name, path, env.spec, world) for name, path in (("candidate", candidate), ("base", base)))
     result = decide_in_imagination(one, other, env, level=level, starts=int(gate.get("starts", 100)), seed=seed)
-    return replace(result, faults=tuple(success_faults(env.world.report)))
+    return replace(result, faults=tuple(success_faults(env.world.report)), starts=where)
 
 
 def _checked(world: Node) -> dict[str, Any]:

@@ -13,8 +13,9 @@ from rich.console import Console
 from rich.table import Table
 
 from robopolicy.cli.pipeline_gate import Estimator, PipelineGate
+from robopolicy.cli.pipeline_names import named
 from robopolicy.cli.pipeline_plan import PlannedStage, Stage, begin, plan
-from robopolicy.cli.pipeline_stages import Flow, named
+from robopolicy.cli.pipeline_stages import Flow
 from robopolicy.cli.quickstart import Stages
 from robopolicy.config.schema import Count, Device, Fraction, Node
 from robopolicy.core.errors import ConfigError

@@ -7,11 +7,14 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from robopolicy.cli.pipeline_gate import PipelineGate
-from robopolicy.cli.pipeline_stages import Flow, split_keys
+from robopolicy.cli.pipeline_names import split_keys
+from robopolicy.cli.pipeline_stages import Flow
 from robopolicy.cli.refine import own_dataset
 from robopolicy.cli.verbs import find_verb
 from robopolicy.config.compose import check_paths, compose
+from robopolicy.config.instantiate import build
 from robopolicy.core.errors import ConfigError, UsageError
+from robopolicy.core.types import FixedStarts, VecEnv
 from robopolicy.evaluation.gate_checks import FEWEST, check_level
 from robopolicy.evaluation.policy_ref import PolicyRef, task_of
 
@@ -85,10 +88,21 @@ def begin(
         ref = PolicyRef.of(base, "latest", out / "look")
         node, dataset = task_of(task, ref), dataset or own_dataset(ref)
     assert node is not None
+    _check_starts(node)
     flow = Flow(out, node, dataset, more, gate)
     if base is not None:
         flow.policies["base"], flow.accepted = base, "base"
     return flow
+
+
+def _check_starts(task: dict[str, Any]) -> None:
+    """Refuse a task with a fixed list of starts: all of them are its test, and stages would learn from them."""
+    env: VecEnv = build(task, "task", num_envs=1, seed=0)
+    if isinstance(env, FixedStarts):
+        raise ConfigError(
+            f"task: the {env.fixed_starts} starts of {env.spec.id} are all its test, so no stage can record or choose "
+            "on others. Take the steps by themselves: train, demos, gate, eval."
+        )
 
 
 def _check_keys(out: Path, more: dict[str, dict[str, Any]]) -> float:

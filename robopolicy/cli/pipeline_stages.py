@@ -2,28 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from robopolicy.cli.pipeline_gate import MODEL, PipelineGate, unusable
+from robopolicy.cli.pipeline_names import named, split_keys, stage_of
 from robopolicy.cli.refine import NUM_ENVS, look
 from robopolicy.cli.run_verb import call
 from robopolicy.cli.verbs import find_verb
 from robopolicy.config.compose import compose
-from robopolicy.config.hydra_configs import group_files
 from robopolicy.core.errors import ConfigError, DataError, SpecError
-from robopolicy.core.trees import flatten
 from robopolicy.core.types import Metrics
 from robopolicy.datasets.metadata import RecordingMeta, env_steps_of, recorded
 from robopolicy.evaluation.compare import compare
 from robopolicy.evaluation.policy_ref import PolicyRef, env_of
 from robopolicy.evaluation.saved import evaluated_rows
+from robopolicy.policies.find import read_spec
 from robopolicy.reporting.pipeline_page import StageResult
 from robopolicy.runs.checkpointer import find_policy, load_policy
 from robopolicy.runs.run_dir import open_run
 from robopolicy.runs.stages import FILE, StageRecords
+from robopolicy.training.offline_rl import NoFailures
 from robopolicy.training.refinement_rules import check_keys, choose
 from robopolicy.training.teacher_episodes import FOLDER
 
@@ -133,10 +133,18 @@ class Flow:
         return True if trained or bad else None
 
     def offline(self, round: int = 1) -> Metrics | None:
-        """Learn from the recorded episodes; the gate decides whether later stages build on the result."""
+        """Learn from the recorded episodes; the gate decides whether later stages build on the result.
+
+        Where no episode failed, the policy before it stays.
+        """
         name, demos = named("offline", round), {} if self.dataset is not None else {"loop.demo_fraction": 0.0}
         inputs: dict[str, Any] = {"base": self.policy, "dataset": self.dataset, "loop.rollouts": self.collected}
-        trained = self._train(name, "algo=offline", num_envs=self.num_envs, **inputs, **demos)
+        try:
+            trained = self._train(name, "algo=offline", num_envs=self.num_envs, **inputs, **demos)
+        except NoFailures as error:
+            self.records[name].accepted = False
+            self._add(name, note=f"{error} So the policy before it stays.")
+            return None
         self._gate(name, trained)
         self._made(name, note=self.records[name].note)
         return trained
@@ -185,7 +193,9 @@ class Flow:
 
     def one_step(self) -> Metrics | None:
         residual = (find_policy(self.policy) / "base").is_dir()  # it corrects every step: so must its student
-        often = {"horizon": 4, "n_action_steps": 1} if residual else {}
+        spec = read_spec(self.policy)
+        often = {"n_obs_steps": spec.n_obs_steps, "horizon": spec.horizon, "n_action_steps": spec.n_action_steps}
+        often = {"horizon": 4, "n_action_steps": 1} if residual else often
         trained = self._train("one_step", "algo=distill", teacher=self.policy, num_envs=self.num_envs, **often)
         meta = RecordingMeta.load(played := self.out / "one_step" / FOLDER)
         found = {} if meta is None else meta.provenance
@@ -228,21 +238,3 @@ class Flow:
         numbers: dict[str, Any] = {"env_steps": record.env_steps, "seconds": record.seconds,
                                    "accepted": record.accepted}  # fmt: skip
         self.results[name] = StageResult(name, **numbers, **values)
-
-
-def named(stage: str, round: int) -> str:
-    """Return the name of a stage's folder and record: "collect", in the second round "collect_2"."""
-    return stage if round == 1 else f"{stage}_{round}"
-
-
-def stage_of(name: str) -> str:
-    """Return the stage that a name of `named` is of: its further keys are those of all rounds."""
-    stage, _, round = name.rpartition("_")
-    return stage if round.isdecimal() else name
-
-
-def split_keys(keys: Mapping[str, Any]) -> tuple[list[str], dict[str, Any]]:
-    """Return further keys of a stage as options of groups, "policy=flow", and values, {"loop.steps": 100}."""
-    groups, values = group_files(()), flatten(keys)
-    words = [f"{key}={value}" for key, value in values.items() if key in groups and isinstance(value, str)]
-    return words, {key: value for key, value in values.items() if f"{key}={value}" not in words}

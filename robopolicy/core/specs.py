@@ -177,6 +177,7 @@ class EnvFile(SharedFile):
     resumable: bool
     deterministic: bool = True  # which worlds written before 2026-11-27 do not say
     branches: bool = False  # which worlds written before 2026-11-25 do not say
+    task_horizon: pydantic.PositiveInt | None = None  # the same, before 2026-11-30
 
     def spec(self) -> EnvSpec:
         """Convert; raises SpecError as `shared`."""

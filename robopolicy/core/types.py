@@ -99,6 +99,7 @@ class EnvSpec:
     `load_state_dict` (those that are not `Stateful` are only reset), and training continues with new episodes.
     `deterministic`: an episode's trajectory is a function of its seed and its actions, bit for bit. Else its start is.
     `branches`: episodes start from states inside recorded ones and are cut early, so they have no outcome.
+    `task_horizon`: primitive steps of a whole episode where `branches` cuts them at `horizon`; None: `horizon`.
     """
 
     id: str
@@ -113,6 +114,7 @@ class EnvSpec:
     joint_access: bool = False
     resumable: bool = False
     branches: bool = False
+    task_horizon: int | None = None
     deterministic: bool = True
 
     def to_dict(self) -> dict[str, Any]:

@@ -1,10 +1,12 @@
-"""Say what training will make of a foreign dataset: its successes, its rewards, and elements that vary little."""
+"""Say what training will make of a dataset: its successes, rewards, elements that vary little, and starts."""
 
 from __future__ import annotations
 
 import numpy as np
 
+from robopolicy.core.rng import SPLIT_BITS, SPLITS
 from robopolicy.core.types import STATE
+from robopolicy.datasets.episodes import Episodes
 from robopolicy.datasets.source import DatasetInfo
 from robopolicy.datasets.tables import Columns, read_outcomes, read_table
 
@@ -61,3 +63,14 @@ def _small(source: DatasetInfo, read: Columns, state: str) -> list[str]:
         f"{STATE}: {', '.join(small[:8])}{', …' * (len(small) > 8)} vary by less than {100 * SMALL:g}% of the median "
         f"element ({usual:.2g}): a policy hardly sees them. Are they in another unit, as m beside mm? Then convert them"
     ]
+
+
+def evaluation_starts(episodes: Episodes, name: str) -> str:
+    """Say that episodes of the dataset `name` begin where policies are evaluated, or return ""."""
+    at = episodes.seeds >> SPLIT_BITS
+    count = {"test": int((at == SPLITS["test"]).sum()), "validation": int((at == SPLITS["validation"]).sum())}
+    found = [f"{n} of {episodes.num_episodes} episodes begin at {split} starts" for split, n in count.items() if n]
+    if not found:
+        return ""
+    free = "validation" if count["test"] else "test"
+    return f"{name}: {' and '.join(found)}, where evaluation would meet them again: there take split={free}"

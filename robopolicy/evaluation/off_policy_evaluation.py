@@ -24,6 +24,7 @@ from robopolicy.buffers.recorded_rollouts import replay_of_episodes
 from robopolicy.buffers.relabeling import CHUNK
 from robopolicy.buffers.replay_buffer import split_batches
 from robopolicy.core.protocols import Progress, ShowsProgress
+from robopolicy.core.rng import kept_generators
 from robopolicy.core.types import Obs
 from robopolicy.datasets.episodes import Episodes, succeeded
 from robopolicy.evaluation.gate_checks import Reader, check_episodes, check_level, check_policies
@@ -53,6 +54,7 @@ class GateResult:
     count as having learned from none of the episodes. `distance`: of the candidate's chunks from the recorded ones, as
     a multiple of the base's, at most FARTHEST. `uncertain`, `base_uncertain`: shares of their imagined episodes of
     which the world model is too uncertain, by `trust` times its bound. `faults`: why it would not do to learn in.
+    `starts`: where its episodes begin.
     """
 
     accepted: bool
@@ -67,6 +69,7 @@ class GateResult:
     base_uncertain: float = 0.0
     trust: float = 1.0
     faults: tuple[str, ...] = ()
+    starts: str = "held-out starts"
     estimator: Literal["fitted_q", "world_model"] = "fitted_q"
 
 
@@ -146,7 +149,7 @@ def fitted_values(
     drawn = torch.multinomial(share, episodes.num_episodes, replacement=True, generator=generator)
     weight = torch.zeros_like(share).scatter_add_(1, drawn, torch.ones_like(share))  # [E episodes]
     spec = base.spec
-    with torch.random.fork_rng():
+    with kept_generators(policy):
         torch.manual_seed(seed)
         with shown.progress(2 * episodes.num_frames, f"{name}: actions") as bar:  # frames, encoded and acted on
             frames = {SEEN: encoded(base, episodes, bar), _CHUNK: chunks(policy, base, episodes, bar)}

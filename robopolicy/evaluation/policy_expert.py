@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,6 +18,7 @@ from robopolicy.core.specs import PolicySpec, meant
 from robopolicy.core.types import BASE_ACTION, EnvSpec, Obs, VecEnv
 from robopolicy.envs.wrappers import ChunkExecutor
 from robopolicy.policies.base import with_bases
+from robopolicy.policies.finetuning import resampled
 from robopolicy.runs.checkpointer import load_policy
 
 _STREAM = 9401  # level of an episode, noise of a step, noise of a block: this and the next two
@@ -29,7 +31,7 @@ class PolicyExpert:
     behaviour and its surroundings. Half of the variance changes every step, half every `block` steps. The noise is
     keyed by (episode seed, step), as the policy's own.
 
-    A policy that refines another runs with it, as in evaluation.
+    A policy that refines another runs with it, as in evaluation. `sampling`: changes of its sampler, see `finetuned`.
 
     `recorded_as`: the env's spec, as recordings write it. An env that does not say what its actions mean, or what the
     instruction is, takes both from the policy. So the policy can learn from its own episodes.
@@ -39,9 +41,18 @@ class PolicyExpert:
     """
 
     def __init__(
-        self, env: VecEnv, checkpoint: Path, *, expert_noise: Fraction = 0.0, block: Count = 8, gripper: Fraction = 1.0
+        self,
+        env: VecEnv,
+        checkpoint: Path,
+        *,
+        sampling: dict[str, Any] | None = None,
+        expert_noise: Fraction = 0.0,
+        block: Count = 8,
+        gripper: Fraction = 1.0,
     ) -> None:
         self.policy = load_policy(checkpoint, env=env.spec)
+        if sampling:
+            self.policy = resampled(self.policy, sampling, "expert.sampling")
         self.expert_noise, self.block = expert_noise, block
         self.recorded_as = _said_by(self.policy.spec, env.spec)
         action, n = self.recorded_as.action, env.num_envs

@@ -54,7 +54,7 @@ class Pairs(NamedTuple):
         return cls(*(counts[x, y] for x in (True, False) for y in (True, False)))
 
 
-def wilson(successes: int, episodes: int, *, level: float = 0.95) -> Interval:
+def wilson(successes: float, episodes: int, *, level: float = 0.95) -> Interval:
     """Score interval of a proportion: Wilson (1927), JASA 22; "method 3" of Newcombe (1998), Stat. Med. 17, 857–872.
 
     Without episodes: (nan, 0, 1).

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from robopolicy.config.instantiate import build, open_arguments, value_of
@@ -12,6 +13,7 @@ from robopolicy.core.types import BASE_ACTION, VecEnv
 from robopolicy.datasets.compatibility import check_same_data, check_same_world
 from robopolicy.datasets.episodes import Episodes
 from robopolicy.datasets.lerobot_reader import load_episodes
+from robopolicy.datasets.remarks import evaluation_starts
 from robopolicy.envs.grouped_env import GroupedEnv
 from robopolicy.envs.wrap_for import wrap_for
 from robopolicy.policies.base import Policy
@@ -111,10 +113,17 @@ def load_demonstrations(config: TrainConfig, base: Policy | None) -> Episodes | 
     if config.dataset is None:
         return None
     if base is None or config.base is None:
-        return load_episodes(config.dataset, cameras=config.cameras, incomplete=config.incomplete)
+        episodes = load_episodes(config.dataset, cameras=config.cameras, incomplete=config.incomplete)
+        return _announced(episodes, config.dataset)
     needed = {k: v for k, v in base.spec.observation.items() if k != BASE_ACTION}
     episodes = load_episodes(config.dataset, needed=needed, incomplete=config.incomplete)
     check_same_data(base.spec, episodes, base=config.base, dataset=config.dataset)
+    return _announced(episodes, config.dataset)
+
+
+def _announced(episodes: Episodes, dataset: Path) -> Episodes:
+    if said := evaluation_starts(episodes, f"dataset={dataset}"):
+        print(said)
     return episodes
 
 

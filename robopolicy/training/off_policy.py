@@ -78,7 +78,8 @@ def off_policy(
     """
     _check(algo, warmup_steps, total_steps)
     log_every = log_every or interval(total_steps, most=1_000)
-    online = replay(num_envs=env.num_envs, spec=algo.policy.spec, horizon=env.spec.horizon)
+    horizon = env.spec.task_horizon or env.spec.horizon  # of the task: a cut episode has its discount
+    online = replay(num_envs=env.num_envs, spec=algo.policy.spec, horizon=horizon)
     state = OffPolicyState(algo=algo, collector=OffPolicyCollector(algo, env), replay=online)
     recorded = {"demo_fraction": (demos, demo_fraction)} if demos is not None else {}
     if rollouts and rollout_fraction > 0.0:

@@ -145,6 +145,10 @@ def learn(state: OfflineRLState, sampler: BatchSampler, tracker: LogsMetrics, *,
     state.window.add(metrics, state.steps, tracker)
 
 
+class NoFailures(DataError):
+    """All episodes succeeded: nothing says which actions to avoid."""
+
+
 def learned_episodes(
     rollouts: dict[str, Path], demos: Episodes | None, algo: OffPolicy, share: float
 ) -> list[Episodes]:
@@ -174,7 +178,7 @@ def learned_episodes(
             "them, or add demonstrations (dataset=)."
         )
     if bool(outcome.all()):
-        raise DataError(
+        raise NoFailures(
             f"{named}: none of {len(outcome)} episodes failed, so nothing says which actions to avoid. Record failures "
             "too (robopolicy demos only_success=false), or imitate these episodes (algo=bc)."
         )

@@ -43,11 +43,13 @@ def with_teacher_episodes(config: TrainConfig, teacher: Policy | None, env: VecE
         raise config.missing("dataset", "Give dataset=<path>, or task=<name> to record the teacher's own episodes.")
     out, episodes, path = config.run_dir / FOLDER, config.teacher_episodes or _EPISODES, config.teacher
     facts = {"teacher": policy_digest(find_policy(path)), "asked": episodes}
+    facts |= {"sampling": config.teacher_sampling} if config.teacher_sampling else {}
 
     def record() -> None:
         if not _is_there(config, env, facts):
+            expert = PolicyExpert(env, path, sampling=config.teacher_sampling)
             record_demos(
-                env=env, expert=PolicyExpert(env, path), episodes=episodes, out=out, cameras=config.cameras,
+                env=env, expert=expert, episodes=episodes, out=out, cameras=config.cameras,
                 only_success=not teacher.follows_noise, run_seed=config.seed, provenance=facts, overwrite=True,
                 tracker=Tracker(),
             )  # fmt: skip

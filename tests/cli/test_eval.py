@@ -17,6 +17,7 @@ from robopolicy.core.errors import CheckpointError, ConfigError, DataError
 from robopolicy.evaluation import code_version, policy_ref, rollout, saved
 from robopolicy.evaluation.episode_table import EpisodeTable
 from robopolicy.evaluation.policy_ref import PolicyRef
+from robopolicy.evaluation.statistics import wilson
 from robopolicy.evaluation.training_seeds import PooledComparison
 from robopolicy.reporting.html_report import write_report
 from robopolicy.reporting.run_reader import label, read_run
@@ -25,6 +26,7 @@ from robopolicy.runs.inputs import write_inputs
 from tests.evaluation.points import make_rows
 from tests.fakes import PointEnv
 from tests.runs.test_checkpointer import gaussian
+from tests.world_models.point import point_env
 
 
 @pytest.fixture
@@ -284,3 +286,18 @@ def test_a_report_is_about_the_newest_checkpoint_on_test_episodes(tmp_path: Path
     assert "+50.0 points" in page and "run is better" in page and "5 more evaluations are below" in page
     for evaluation in read_run(run).evaluations:
         assert f"<tr><td>{evaluation.name}<td" in page, "the others are shown by name"
+
+
+def test_a_world_that_only_replays_is_no_evaluation(runs: tuple[Path, Path]) -> None:
+    with pytest.raises(ConfigError, match=r"world=recorded: plays what was recorded, whatever the policy does"):
+        eval.evaluate(checkpoint=runs[0], world={"_target_": "recorded", "dataset": "somewhere"}, episodes=3)
+
+
+def test_imagined_episodes_of_few_starts_say_so() -> None:
+    env = point_env([[0.1, 0.1], [0.2, 0.1], [0.1, 0.3]], 4)
+    rows = make_rows([True] * 20 + [False] * 20)
+    said = eval._by_starts(rows, env)
+    low, high = wilson(1.5, 3)[1:]
+    assert (
+        said == f"They begin in 3 recorded starts. By their number the interval is {100 * low:.1f}–{100 * high:.1f}%."
+    )

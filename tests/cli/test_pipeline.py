@@ -22,11 +22,14 @@ from robopolicy.core.errors import ConfigError
 from robopolicy.datasets.lerobot_reader import load_episodes
 from robopolicy.datasets.metadata import env_steps_of
 from robopolicy.evaluation.off_policy_evaluation import GateResult
+from robopolicy.policies.find import read_spec
 from robopolicy.runs.run_dir import read_config
 from robopolicy.training import refinement_rules
+from robopolicy.training.offline_rl import NoFailures
 from robopolicy.training.teacher_episodes import FOLDER
 from tests.evaluation.points import make_rows
 from tests.evaluation.test_off_policy_evaluation import one_chunk
+from tests.fakes import PointEnv
 
 MORE = (
     "tracker=quiet", "seed=0", "threads=1", "rollouts=12", "look_episodes=12", "env_steps=200", "episodes=12",
@@ -338,6 +341,44 @@ def test_where_no_gate_can_decide_about_the_first_round_the_policy_before_it_sta
     record = flow.records["offline"]
     assert not asked and not record.accepted
     assert f"held-out episodes {'succeeded' if won else 'failed'}, so no gate can tell a better policy" in record.note
+
+
+def test_where_no_episode_failed_the_policy_before_it_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def none_failed(*_: Any, **__: Any) -> None:
+        raise NoFailures("none of 40 episodes failed.")
+
+    monkeypatch.setattr(pipeline_stages.Flow, "_train", none_failed)
+    flow = pipeline_stages.Flow(tmp_path, {}, None, {})
+    flow.policies["imitate"], flow.accepted = tmp_path, "imitate"
+    assert flow.offline() is None
+    assert flow.accepted == "imitate" and "offline" not in flow.policies
+    assert flow.results["offline"].note == "none of 40 episodes failed. So the policy before it stays."
+    assert not flow.results["offline"].accepted
+
+
+def test_a_student_of_a_policy_that_follows_noise_has_its_horizons(
+    finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = dict[str, Any]()
+    monkeypatch.setattr(pipeline_stages.Flow, "_train", lambda self, *_, **inputs: asked.update(inputs))
+    spec = replace(read_spec(finished / "imitate"), n_obs_steps=2, horizon=16, n_action_steps=6)
+    monkeypatch.setattr(pipeline_stages, "read_spec", lambda path: spec)
+    flow = pipeline_stages.Flow(tmp_path, {}, None, {})
+    flow.policies["imitate"], flow.accepted = finished / "imitate", "imitate"
+    flow.one_step()
+    assert [asked[key] for key in ("n_obs_steps", "horizon", "n_action_steps")] == [2, 16, 6]
+
+
+def test_a_task_whose_starts_are_all_its_test_is_refused(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    env = PointEnv(1)
+    env.fixed_starts = 50  # type: ignore[attr-defined]
+    monkeypatch.setattr(pipeline_plan, "build", lambda *_, **__: env)
+    assert (
+        main(["pipeline", "task=reach", f"dataset={data}", f"out={tmp_path / 'out'}", "stages=[imitate,compare]"]) == 1
+    )
+    assert "the 50 starts of point are all its test, so no stage can record" in capsys.readouterr().err
 
 
 def test_the_expert_of_the_task_demonstrates_where_nothing_is_given(tmp_path: Path) -> None:

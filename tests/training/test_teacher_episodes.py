@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from robopolicy.cli.main import main
+from robopolicy.config.instantiate import build
 from robopolicy.datasets.lerobot_reader import load_episodes
 from robopolicy.datasets.metadata import num_episodes
 from robopolicy.runs.checkpointer import load_policy
+from robopolicy.training import teacher_episodes
 from robopolicy.training.teacher_episodes import FOLDER
 
 QUIET = ("task=reach", "tracker=quiet", "seed=0", "threads=1", "validation_episodes=0", "loop.batch_size=32")
@@ -70,3 +73,22 @@ def test_a_dataset_of_others_does_not_teach_a_refined_policy(
     words = [f"teacher={teachers / 'bc'}", f"run_dir={tmp_path / 'other'}", *QUIET[1:]]
     assert main(["train", "algo=distill", *words]) == 1
     assert "dataset: is needed by offline. Give dataset=<path>, or task=<name>" in capsys.readouterr().err
+
+
+def test_the_teacher_plays_by_the_sampler_that_is_asked_for(
+    teachers: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked, run = list[Any](), tmp_path / "run"
+    usual = teacher_episodes.PolicyExpert
+
+    def expert(*given: Any, **options: Any) -> Any:
+        asked.append(options["sampling"])
+        return usual(*given, **options)
+
+    monkeypatch.setattr(teacher_episodes, "PolicyExpert", expert)
+    sampling = {"sampler": "ddim", "eta": 0.0}
+    assert distill(teachers / "bc", run, "teacher_sampling={sampler: ddim, eta: 0.0}") == 0
+    assert asked == [sampling]
+    env = build({"_target_": "native", "task": "reach"}, "task", num_envs=1, seed=0)
+    played = usual(env, teachers / "bc", sampling={"sampler": "ddim", "eta": 0.5})
+    assert not torch.equal(played.policy.steps, load_policy(teachers / "bc").steps)

@@ -7,6 +7,7 @@ with a pessimistic value, so no value is bootstrapped from it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -28,9 +29,8 @@ _START_STREAM, _DRAW_STREAM = 9101, 9102
 class ImaginedEnv:
     """N imagined episodes at once.
 
-    `held_out`: function that returns starts outside the model's training data; None: unknown. `whole`: primitive steps
-    of the episodes of evaluations; None: `horizon`. `gate`: node of the gate that decides which updates are kept; None:
-    all are kept.
+    `held_out`: function that returns starts outside the model's training data; None: unknown. `gate`: node of the
+    gate that decides which updates are kept; None: all are kept.
 
     Args:
         world: trained and calibrated.
@@ -47,7 +47,6 @@ class ImaginedEnv:
     """
 
     held_out: Callable[[], History] | None = None
-    whole: int | None = None
     gate: dict[str, Any] | None = None
 
     def __init__(
@@ -70,10 +69,10 @@ class ImaginedEnv:
             raise ConfigError("world.model: is not calibrated, its bound or threshold is missing. Train it to its end.")
         if not len(starts):
             raise ConfigError("world.starts: holds no frame to start from")
-        if pessimism > 0.0:
+        if not -math.inf < pessimism <= 0.0:
             raise ConfigError(
-                f"world.pessimism: expected at most 0, the return of an episode that fails, found {pessimism}. A "
-                "positive one rewards uncertain states."
+                f"world.pessimism: expected a number of at most 0, the return of an episode that fails, found "
+                f"{pessimism}. A positive one rewards uncertain states."
             )
         self.world, self.starts, self.num_envs = world.eval(), starts, num_envs
         self.device = torch.device("cpu")
@@ -190,6 +189,10 @@ class ImaginedEnv:
             self._first_latent[starts] = windows[:, -1]
             self._first_scores[starts] = self._score_frames(windows.flatten(0, 1)).unflatten(0, windows.shape[:2])
             self._known[starts] = True
+
+    def starts_of(self, seeds: Tensor) -> Tensor:
+        """Return the numbers [M] of the starts in which episodes of `seeds` [M] begin."""
+        return self._choose(seeds)[0]
 
     def _choose(self, seeds: Tensor) -> tuple[Tensor, Tensor]:
         """Return the start [M] and the member's uniform number [M] of episodes `seeds` [M]."""

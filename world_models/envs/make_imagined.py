@@ -77,7 +77,7 @@ def make(
         sampled=sampled, cameras=cameras, digest=hashlib.sha256(text).hexdigest()[:16],
     )  # fmt: skip
     env.held_out, env.gate = partial(own_starts, model, world, "held_out"), gate
-    env.whole, env.spec = whole, replace(env.spec, branches=branch is not None)
+    env.spec = replace(env.spec, branches=branch is not None, task_horizon=whole if branch else None)
     return env
 
 

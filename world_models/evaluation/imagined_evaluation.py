@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from robopolicy.core.errors import ConfigError
+from robopolicy.core.rng import kept_generators
 from robopolicy.evaluation.rollout import evaluate
-from robopolicy.evaluation.statistics import Interval
+from robopolicy.evaluation.statistics import Interval, wilson
 from robopolicy.policies.base import Policy
 from robopolicy.world_models.envs.imagined import ImaginedEnv
 from robopolicy.world_models.models.dynamics import History
@@ -66,8 +67,8 @@ class ImaginedEvaluation(ImaginedEnv):
         return cls(
             env.world, starts.take(chosen), min(_ENVS, len(number)),
             seeds=_VALIDATION + number, start=number % len(chosen), unit=(member + 0.5) / members,
-            horizon=env.whole or env.spec.horizon, trust=env.trust, pessimism=env.pessimism, sampled=env.sampled,
-            cameras=env.cameras, digest=env.spec.digest,
+            horizon=env.spec.task_horizon or env.spec.horizon, trust=env.trust, pessimism=env.pessimism,
+            sampled=env.sampled, cameras=env.cameras, digest=env.spec.digest,
         )  # fmt: skip
 
     def _choose(self, seeds: Tensor) -> tuple[Tensor, Tensor]:
@@ -85,15 +86,21 @@ class ImaginedScores:
     diverged: Tensor  # the model's numbers were not finite: counted as a failure
 
     def interval(self, *, level: float, resamples: int, seed: int = 0) -> Interval:
-        """Return success; uncertain episodes are failures in the lower limit, successes in the upper one."""
-        low = crossed_bootstrap(self.success.double(), level=level, resamples=resamples, seed=seed)
-        high = crossed_bootstrap((self.success | self.uncertain).double(), level=level, resamples=resamples, seed=seed)
-        return Interval(low.value, low.low, max(low.high, high.high))
+        """Return success; uncertain episodes are failures in the lower limit, successes in the upper one.
+
+        Each limit is the wider of a bootstrap's, which is a point where all outcomes are alike, and of Wilson's over
+        the starts.
+        """
+        low, high = self.success.double(), (self.success | self.uncertain).double()
+        drawn = [crossed_bootstrap(v, level=level, resamples=resamples, seed=seed) for v in (low, high)]
+        counted = [wilson(float(v.mean()) * v.shape[1], v.shape[1], level=level) for v in (low, high)]
+        highest = min(1.0, max(interval.high for interval in (*drawn, *counted)))  # rounding goes above
+        return Interval(drawn[0].value, min(drawn[0].low, counted[0].low), highest)
 
 
 def evaluate_in_imagination(policy: Policy, evaluation: ImaginedEvaluation) -> ImaginedScores:
     """Run `policy` through all episodes of `evaluation`; the global generator is left as it was."""
-    with torch.random.fork_rng():
+    with kept_generators(policy, evaluation.world):
         rows = evaluate(policy, evaluation, evaluation.seeds)
     ended, members = rows.frame["ended_by"], len(evaluation.unit.unique())  # rows in the order (member, start)
     columns = (rows.frame["success_once"], ended == "terminated", ended == "diverged")

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
 
-import torch
 from torch import Tensor
 
+from robopolicy.core.rng import kept_generators
 from robopolicy.core.types import TASK, Obs, Step, VecEnv
 from robopolicy.datasets.episode_buffer import EpisodeBuffer
 from robopolicy.datasets.lerobot_writer import DatasetWriter
@@ -44,7 +44,7 @@ class RecordingEnv(Wrapper):
 def roll_out(policy: Policy, env: VecEnv, seeds: Tensor, *, policy_id: str = "") -> tuple[EpisodeTable, list[Any]]:
     """Return the rows and the episodes of `seeds`, in that order; `env` emits single frames."""
     recorded = RecordingEnv(env)
-    with torch.random.fork_rng():
+    with kept_generators(policy):
         rows = evaluate(policy, cast(VecEnv, recorded), seeds, policy_id=policy_id)
     return rows, [recorded.episodes[s] for s in seeds.tolist()]
 

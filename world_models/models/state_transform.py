@@ -89,9 +89,10 @@ class StateTransform(nn.Module):
         """Take statistics over all frames and transitions.
 
         Raises:
-            DataError: no number of the state ever changes.
+            DataError: no number of the state ever changes, or an angle lies beyond half a turn.
         """
         x = episodes.obs[STATE].to(torch.float64)
+        self._check_angles(x)
         within = episodes.episode_of[1:] == episodes.episode_of[:-1]
         delta = self.wrap(x[1:] - x[:-1])[within]
         std, mean = torch.std_mean(x, dim=0, correction=0)
@@ -113,10 +114,25 @@ class StateTransform(nn.Module):
         return self
 
     def widen(self, episodes: Episodes) -> None:
-        """Let the range that a state may lie in reach over `episodes` too; units stay as the weights know them."""
+        """Let the range that a state may lie in reach over `episodes` too; units stay as the weights know them.
+
+        Raises:
+            DataError: an angle lies beyond half a turn.
+        """
+        self._check_angles(episodes.obs[STATE])
         low, high = _reach(episodes.obs[STATE].to(torch.float64), self.std.median().double())
         self.low.copy_(torch.minimum(self.low, low.to(self.low.dtype)))
         self.high.copy_(torch.maximum(self.high, high.to(self.high.dtype)))
+
+    def _check_angles(self, x: Tensor) -> None:
+        """Raise where an angle of `x` [F Ds] lies beyond half a turn, to which imagined ones are wrapped."""
+        most = x.abs().amax(0).to(self.period.dtype)
+        for i in ((self.period > 0) & (most > 0.501 * self.period)).nonzero()[:, 0].tolist():
+            half, name = float(self.period[i]) / 2, self.names[i]
+            raise DataError(
+                f"world_model.periods.{name}={2 * half:g}: expected angles from {-half:g} to {half:g}, found "
+                f"{float(most[i]):g}. Record them so, or leave the key away where the angle never passes its seam."
+            )
 
     def wrap(self, difference: Tensor) -> Tensor:
         """Differences [... Ds] of angles to the nearest turn."""

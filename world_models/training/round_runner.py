@@ -68,6 +68,11 @@ class RoundRunner:
         if len(records) >= rounds:
             return f"all {rounds} are done"
         used = records[-1]["real_steps_total"] if records else 0
+        if not records and self.real_steps < 2 * self.env.spec.horizon:
+            raise ConfigError(
+                f"coevolve.real_steps={self.real_steps}: expected at least two episodes' steps, "
+                f"{2 * self.env.spec.horizon} on {self.env.spec.id}."
+            )
         if self.real_steps - used < 2 * self.env.spec.horizon:
             return f"{used} of {self.real_steps} real steps are taken, and two more episodes may need more than is left"
         return ""

@@ -244,7 +244,7 @@ def test_what_cannot_be_imagined() -> None:
     starts = at([[0.0, 0.0]])
     with pytest.raises(ConfigError, match="at least 1"):
         ImaginedEnv(world, starts, 0)
-    with pytest.raises(ConfigError, match=r"pessimism: expected at most 0.*found 0\.5"):
+    with pytest.raises(ConfigError, match=r"pessimism: expected a number of at most 0.*found 0\.5"):
         ImaginedEnv(world, starts, 1, pessimism=0.5)
     with pytest.raises(ConfigError, match="no frame to start from"):
         ImaginedEnv(world, at([]), 1)

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from robopolicy.core.errors import ConfigError
+from robopolicy.evaluation.statistics import wilson
 from robopolicy.world_models.envs.imagined import ImaginedEnv
 from robopolicy.world_models.evaluation import imagined_gain
 from robopolicy.world_models.evaluation.imagined_evaluation import ImaginedScores
@@ -18,6 +19,15 @@ def env(starts: list[list[float]] = STARTS, *, bound: float = 1.0) -> ImaginedEn
     made = point_env(starts, 1, bound=bound)
     made.held_out = lambda: at(starts)
     return made
+
+
+def test_where_all_imagined_episodes_end_alike_the_interval_is_that_of_the_starts() -> None:
+    every, none = torch.ones(5, 40, dtype=torch.bool), torch.zeros(5, 40, dtype=torch.bool)
+    for success in (every, none):
+        found = ImaginedScores(success, none, none).interval(level=0.9, resamples=100)
+        assert found == wilson(40 * int(success[0, 0]), 40, level=0.9)
+    unsure = ImaginedScores(none, every, none).interval(level=0.9, resamples=100)
+    assert (unsure.value, unsure.low, unsure.high) == (0.0, 0.0, 1.0), "what the model does not believe may succeed"
 
 
 def test_a_policy_that_succeeds_more_often_is_accepted() -> None:

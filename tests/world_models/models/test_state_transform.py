@@ -61,6 +61,18 @@ def test_difference_and_advance_are_inverse_also_for_angles() -> None:
         fitted_transform(episodes, periods={"turm": 1.0})
 
 
+def test_angles_that_are_recorded_beyond_half_a_turn_are_refused() -> None:
+    """Imagined ones are wrapped, so states of another convention would be left after one step."""
+    episodes = walk([50])
+    angle = ((torch.arange(50) * 0.3) % 1.0)[:, None]
+    episodes = with_state(episodes, torch.cat([episodes.obs[STATE], angle], 1), ("x", "y", "turn"))
+    with pytest.raises(DataError, match=r"periods\.turn=1: expected angles from -0\.5 to 0\.5, found 0\.9"):
+        fitted_transform(episodes, periods={"turn": 1.0})
+    right = with_state(episodes, episodes.obs[STATE] - torch.tensor([0.0, 0.0, 0.5]), ("x", "y", "turn"))
+    with pytest.raises(DataError, match=r"periods\.turn=1: expected angles"):
+        fitted_transform(right, periods={"turn": 1.0}).widen(episodes)
+
+
 def test_states_beyond_the_data_are_outside() -> None:
     found = fitted_transform(with_state(walk([3]), torch.tensor([[0.0, 1.0], [1.0, 1.5], [2.0, 2.0]]), ("a", "b")))
     states = torch.tensor([[1.0, 1.5], [2.4, 1.5], [2.6, 1.5], [-0.6, 1.5], [1.0, 2.3]])

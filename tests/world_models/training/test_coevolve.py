@@ -134,6 +134,13 @@ def test_a_policy_that_only_imagination_likes_is_taken_back(tmp_path: Path, monk
     assert rig.saved.saved[2]["policy"] == "round_2/imagined" and rig.saved.best == [2]
 
 
+def test_fewer_real_steps_than_two_episodes_take_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rig = Rig(tmp_path, monkeypatch, [GOES], lambda gain, model: 1.0)
+    with pytest.raises(ConfigError, match=r"coevolve\.real_steps=\d+: expected at least two episodes' steps"):
+        rig.run(real_steps=2 * HORIZON - 1)
+    assert not rig.calls
+
+
 def test_every_command_gets_what_the_rounds_before_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rig = Rig(tmp_path, monkeypatch, [GOES, GOES, GOES], lambda gain, model: gain)
     rig.run(rounds=3, refit_steps=50, share=0.2)

@@ -155,6 +155,7 @@ def test_branches_are_cut_and_begin_anywhere_but_whole_episodes_are_judged(train
     assert ImaginedEvaluation.crossed(make(trained, num_envs=1, branch=3, horizon=6), 20).spec.horizon == 6
     assert env.spec.digest != make(trained, num_envs=1, start_at="any").spec.digest
     assert env.spec.branches and not evaluation.spec.branches
+    assert env.spec.task_horizon == 12 and evaluation.spec.task_horizon is None
 
 
 def test_branches_are_not_for_everything(trained: Path) -> None:
@@ -167,6 +168,19 @@ def test_branches_are_not_for_everything(trained: Path) -> None:
     with pytest.raises(ConfigError, match=r"group_size=2: compares the outcomes of episodes"):
         GroupedEnv(env, 2)
     assert wrap_for(PointPolicy(), env).spec.branches
+
+
+@pytest.mark.parametrize("pessimism", [0.1, float("nan"), float("-inf")])
+def test_a_pessimism_that_is_no_return_is_refused(trained: Path, pessimism: float) -> None:
+    with pytest.raises(ConfigError, match=r"world\.pessimism: expected a number of at most 0"):
+        make(trained, num_envs=1, pessimism=pessimism)
+
+
+def test_a_model_does_not_go_on_with_episodes_held_out_that_it_learned_from(
+    trained: Path, data: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match=r"loop\.holdout=0\.5: .*world held out 0\.3, so it has learned from some"):
+        run(tmp_path / "next", data, init=trained, holdout=0.5)
 
 
 def test_a_world_written_before_branches_were_is_read(trained: Path) -> None:
