@@ -33,6 +33,7 @@ from torch import Tensor
 
 from robopolicy.algos.bc import BC
 from robopolicy.config.hydra_configs import config_folder
+from robopolicy.core.rng import kept_generators
 from robopolicy.core.specs import PolicySpec
 from robopolicy.core.types import IMAGES, STATE, TASK, ActionSpec, Feature
 from robopolicy.evaluation.statistics import bootstrap
@@ -130,7 +131,7 @@ class VLASide:
         """Loss of the averaged weights under noise that is always the same."""
         model = self.algo.policy
         model.noise_samples = 4
-        with torch.random.fork_rng(), torch.no_grad():
+        with kept_generators(model), torch.no_grad():
             torch.manual_seed(1)
             return model.loss(frames)[0].item()
 

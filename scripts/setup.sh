@@ -291,7 +291,13 @@ fi
 mkdir -p .tools && echo '*' >.tools/.gitignore
 if works flock --version; then
     exec 9>.tools/lock
-    flock -n 9 || { say "waiting for another set-up of this checkout" && flock 9; }
+    held=0
+    flock -n -E 75 9 || held=$?
+    if [[ $held == 75 ]]; then
+        say "waiting for another set-up of this checkout" && flock 9
+    elif [[ $held != 0 ]]; then # some file systems of clusters
+        say "this file system has no locks: start no other set-up of this checkout meanwhile"
+    fi
 fi
 
 check_cuda

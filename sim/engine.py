@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 from collections.abc import Sequence
 from typing import Any
@@ -14,6 +15,7 @@ from numba import njit
 from numpy.typing import NDArray
 
 from robopolicy.core.errors import ConfigError
+from robopolicy.utils.cgroups import cpu_quota
 
 Array = NDArray[np.float64]
 
@@ -28,8 +30,9 @@ if mujoco.get_mju_user_warning() is None:
 
 
 def available_cores() -> int:
-    """Return the number of cores for this process: its share of those that it may run on, where torchrun started it."""
+    """Return the number of cores for this process: its share of those that it may use, where torchrun started it."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
+    cores = math.ceil(min(cores, cpu_quota()))
     return max(1, cores // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
 
 

@@ -95,6 +95,21 @@ def test_makes_the_environment_once(checkout: Checkout) -> None:
     assert "installing" not in again.stderr
 
 
+def test_a_file_system_without_locks_does_not_stop_it(checkout: Checkout) -> None:
+    checkout.stand_in(
+        "flock", "#!/bin/sh\n[ $1 = --version ] || { echo 'flock: 9: No locks available' >&2; exit 71; }\n"
+    )
+    done = checkout.setup()
+    assert done.returncode == 0, done.stderr
+    assert "has no locks" in done.stderr and len(installs(checkout.calls())) == 2
+
+
+def test_a_set_up_waits_for_another(checkout: Checkout) -> None:
+    checkout.stand_in("flock", "#!/bin/sh\ncase $1 in -n) exit $3 ;; esac\n")
+    done = checkout.setup()
+    assert done.returncode == 0 and "waiting for another set-up" in done.stderr
+
+
 def test_larger_sets_are_added_and_stay(checkout: Checkout) -> None:
     checkout.setup("core")
     checkout.calls()

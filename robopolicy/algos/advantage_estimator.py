@@ -34,7 +34,7 @@ class Places(NamedTuple):
 
 
 class Advantages(NamedTuple):
-    """Advantages of the D chunks of a rollout that may be learned from."""
+    """Advantages of the D chunks of a rollout that may be learned from; a rank may have none."""
 
     keep: Tensor  # [all chunks] bool: the D chunks during which physics did not fail
     advantage: Tensor  # [D] of order one; all zero where returns do not differ
@@ -61,7 +61,7 @@ class AdvantageEstimator:
             chunk_steps: Ta.
 
         Raises:
-            RobopolicyError: physics failed in every chunk.
+            RobopolicyError: physics failed in every chunk of every rank.
         """
         raise NotImplementedError
 
@@ -127,7 +127,7 @@ class Value(AdvantageEstimator):
             valid=rollout.valid, value=value, last_value=last, final_value=final, gamma=self.gamma, lam=self.gae_lambda,
         )  # fmt: skip
         keep = found.valid
-        if not bool(keep.any()):
+        if not ranks.any_of(bool(keep.any())):
             raise RobopolicyError(
                 f"PPO: physics failed in all {len(keep)} chunks of a rollout; nothing is left to learn from. Look at "
                 "what the policy commands (algo.noise, the base's normaliser) and at the task's contacts."

@@ -65,7 +65,7 @@ class Groups(AdvantageEstimator):
 
         Raises:
             ConfigError: the rollout cuts episodes, or its envs are not in groups of this size.
-            RobopolicyError: physics failed in every episode.
+            RobopolicyError: physics failed in every episode of every rank.
         """
         reward, ended = rollout.reward, rollout.terminated | rollout.truncated
         self._check(ended)
@@ -78,7 +78,7 @@ class Groups(AdvantageEstimator):
             keep[begin:end] = ~over & counts
             begin = end
         keep, advantage = keep[rollout.planned], advantage[rollout.planned]
-        if not bool(keep.any()):
+        if not ranks.any_of(bool(keep.any())):
             raise RobopolicyError(
                 "GRPO: physics failed in every episode of a rollout; nothing is left to learn from. Look at what the "
                 "policy commands (algo.noise, the base's normaliser) and at the task's contacts."

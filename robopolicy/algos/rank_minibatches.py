@@ -10,6 +10,7 @@ from torch import Tensor
 
 from robopolicy.algos.advantage_estimator import Places
 from robopolicy.algos.returns import minibatches
+from robopolicy.utils import ranks
 
 
 class MinibatchSizes(Protocol):
@@ -38,7 +39,7 @@ def rank_minibatches(
     ranks, weighted by their numbers, is the mean over the minibatch that one rank would draw.
 
     Args:
-        samples: [M] int64 in rising order, the same number for each of this rank's chunks.
+        samples: [M] int64 in rising order, the same number for each of this rank's chunks, of which it may have none.
         places: of this rank's chunks; None: there is one rank.
         whole: samples of this rank's whole rollout, see `minibatches`.
     """
@@ -48,7 +49,9 @@ def rank_minibatches(
         for rows, some in drawn:
             yield rows, some, not len(rows)
         return
-    each, whole = len(samples) // chunks, whole // chunks * places.whole
+    # A rank without chunks, whose physics failed, knows neither number.
+    each, of_chunk = max(ranks.gather([len(samples) // chunks, whole // chunks] if chunks else [0, 0]))
+    whole = of_chunk * places.whole
     own = torch.arange(len(samples), device=samples.device)
     sample_at = _table(places.rows[own // each] * each + own % each, samples, places.whole * each)
     chunk_at = _table(places.rows, torch.arange(chunks, device=samples.device), places.whole)

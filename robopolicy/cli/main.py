@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import errno
 import logging
 import os
@@ -10,7 +11,7 @@ import select
 import shlex
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -73,7 +74,8 @@ def _main(argv: Sequence[str] | None) -> int:
     words = 2 if " ".join(arguments[:2]) in VERBS else 1
     name = " ".join(arguments[:words])
     try:
-        return _run(name, arguments[words:])
+        with _told_to_ranks():
+            return _run(name, arguments[words:])
     except KeyboardInterrupt:
         command = shlex.join([_program(), *arguments])
         _say(f"Interrupted. {VERBS[name].interrupted if name in VERBS else ''}:\n  {command}")
@@ -121,6 +123,7 @@ def _run(name: str, arguments: list[str]) -> int:
     if options.multirun:
         from robopolicy.cli.sweep import sweep
 
+        _check_one_process()
         return sweep(verb, overrides, config_dirs=options.config_dir, show=options.cfg)
     if not verb.config:
         return int(verb.load()(overrides))
@@ -145,7 +148,37 @@ def invoke(name: str, *overrides: str, config_dirs: Sequence[Path] = (), **setti
 
     package_names.answer_quickly()
     verb = find_verb(name)
-    return call(verb, compose(verb, overrides, settings=settings, config_dirs=config_dirs))
+    with _told_to_ranks():
+        return call(verb, compose(verb, overrides, settings=settings, config_dirs=config_dirs))
+
+
+@contextlib.contextmanager
+def _told_to_ranks() -> Iterator[None]:
+    """Tell the other ranks that the block failed: they would wait for this one."""
+    try:
+        yield
+    except Exception as error:
+        if "WORLD_SIZE" in os.environ:  # the import below takes seconds
+            from robopolicy.utils import ranks
+
+            ranks.tell_failure(error)
+        raise
+
+
+def _check_one_process() -> None:
+    """Refuse a sweep that torchrun starts several times.
+
+    Raises:
+        UsageError: it does.
+    """
+    if "WORLD_SIZE" in os.environ:
+        from robopolicy.utils import ranks
+
+        if (count := ranks.expected()) > 1:
+            raise UsageError(
+                f"--multirun: torchrun starts several processes for one training, here {count}. Start a sweep without "
+                "it."
+            )
 
 
 def _options() -> argparse.ArgumentParser:

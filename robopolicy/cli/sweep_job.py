@@ -152,7 +152,10 @@ class SweepJob:
 
 
 class _Stop:
-    """Stop of a worker process by SIGINT: the training saves and ends, and no other job begins."""
+    """Stop of a worker process by SIGINT: the training saves and ends, and no other job begins.
+
+    submitit's SIGUSR2, which comes two minutes before Slurm's time limit, counts as one.
+    """
 
     def __init__(self) -> None:
         self.asked = self.inside = False
@@ -163,6 +166,8 @@ class _Stop:
             with contextlib.suppress(OSError):  # leads a session already
                 os.setpgid(0, 0)
             signal.signal(signal.SIGINT, self._ask)
+            if "SUBMITIT_EXECUTOR" in os.environ:
+                signal.signal(signal.SIGUSR2, self._ask_once)
 
     @contextlib.contextmanager
     def raising(self) -> Iterator[None]:
@@ -177,6 +182,12 @@ class _Stop:
         self.asked = True
         if self.inside:
             raise KeyboardInterrupt
+
+    def _ask_once(self, number: int, frame: Any) -> None:
+        """Send this process a SIGINT, which the training takes while it can save; a second one would not let it."""
+        if not self.asked:
+            self.asked = True
+            os.kill(os.getpid(), signal.SIGINT)
 
 
 _stop = _Stop()

@@ -7,16 +7,18 @@ random numbers. Philox-4x32-10 (Salmon et al., SC 2011) in int64 tensor arithmet
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Literal
+from typing import Any, Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from robopolicy.core.errors import ConfigError
 
+_log = logging.getLogger(__name__)
 _MASK = 0xFFFFFFFF
 _BELOW_ONE = 1.0 - 2.0**-24  # largest float32 below 1
 _M0, _M1 = 0xD2511F53, 0xCD9E8D57
@@ -114,6 +116,34 @@ def seed_generators(seed: int, device: torch.device) -> None:
     torch.default_generator.manual_seed(seed)
     if device.type == "cuda":
         torch.cuda.manual_seed(seed)
+
+
+@contextmanager
+def kept_generators(*places: nn.Module | torch.device) -> Iterator[None]:
+    """Restore the global generators that modules or devices draw from after the block; other GPUs are not touched."""
+    devices = {place for place in places if isinstance(place, torch.device)}
+    devices |= {p.device for place in places if isinstance(place, nn.Module) for p in place.parameters()}
+    with torch.random.fork_rng(sorted((d for d in devices if d.type == "cuda"), key=str)):
+        yield
+
+
+def generator_state() -> dict[str, Any]:
+    """Return the state of the global generators, which for example dropout draws from."""
+    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
+    return {"torch": torch.get_rng_state(), "cuda": cuda}
+
+
+def restore_generators(state: dict[str, Any]) -> None:
+    """Restore what `generator_state` returned, on as many GPUs as there are; a warning says where bits may differ."""
+    torch.set_rng_state(state["torch"])
+    before, now = len(state["cuda"]), torch.cuda.device_count()
+    for device, own in zip(range(now), state["cuda"], strict=False):
+        torch.cuda.set_rng_state(own, device)
+    if before and now and before != now:
+        _log.warning(
+            "The checkpoint was saved where %d GPUs were visible; now there are %d. Random numbers on GPUs may differ, "
+            "so the result may not equal that of an uninterrupted run bit for bit.", before, now,
+        )  # fmt: skip
 
 
 def normal_like(x: Tensor) -> Tensor:

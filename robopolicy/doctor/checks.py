@@ -82,7 +82,8 @@ def check_packages() -> Check:
     if broken:
         return Check("Packages", False, f"missing or unfit: {', '.join(broken)}", setup_fix())
 
-    lock = ROOT / "requirements" / "core.txt"
+    without_cuda = (ROOT / ".venv" / ".robopolicy-cpu").exists()  # set up by --cpu
+    lock = ROOT / "requirements" / ("core-cpu.txt" if without_cuda else "core.txt")
     if not in_checkout() or not lock.is_file():
         return Check("Packages", True, f"robopolicy {installed('robopolicy')}; all {len(needed)} dependencies fit")
     pins = read_lock(lock)

@@ -22,6 +22,7 @@ import pydantic
 import torch
 
 from robopolicy.core.errors import CheckpointError, ConfigError
+from robopolicy.core.rng import generator_state, restore_generators
 from robopolicy.core.untrusted import checked, read_json, read_text, refusing
 from robopolicy.policies.base import Policy
 from robopolicy.policies.find import find_policy
@@ -75,8 +76,14 @@ class Checkpointer:
         self.folder = Path(run_dir) / "checkpoints"
         self.keep = keep
         self.requested = False
-        remove_leftovers(self.folder)
+        if self.writes:
+            remove_leftovers(self.folder)
         self._valid: Path | None = None
+
+    @property
+    def writes(self) -> bool:
+        """Whether this process changes the folder; others only read it."""
+        return True
 
     def save(self, step: int, *, policy: Policy | Product, state: dict[str, Any], best: bool = False) -> Path:
         """Write a checkpoint as `write` does.
@@ -112,7 +119,7 @@ class Checkpointer:
                 write_policy(policy, inner)
             else:
                 policy.write(inner)
-            write_state({"training": state, "rng": _rng_state()}, folder)
+            write_state({"training": state, "rng": generator_state()}, folder)
             meta = {"format": FORMAT, "robopolicy": version(), "step": step, "threads": torch.get_num_threads(),
                     "best": best}  # fmt: skip
             (folder / "checkpoint.json").write_text(json.dumps(meta) + "\n", encoding="utf-8")
@@ -130,7 +137,7 @@ class Checkpointer:
         """Return the `state` of the newest valid checkpoint, or None; restore the global torch generators.
 
         A damaged checkpoint is renamed with a warning, and the previous one is used. A warning is also logged where
-        the number of threads has changed.
+        the number of threads or of visible GPUs has changed: the last bits of the result may differ then.
 
         Raises:
             CheckpointError: all are damaged, or written by a newer robopolicy.
@@ -148,7 +155,7 @@ class Checkpointer:
             )  # fmt: skip
         state = read_state(path)
         with refusing(f"{path}: state.json"):
-            _set_rng_state(state["rng"])
+            restore_generators(state["rng"])
             return _migrated(state, meta)
 
     def latest_path(self) -> Path | None:
@@ -165,13 +172,11 @@ class Checkpointer:
                 damaged.append(path)
                 continue
             _check_format(path, meta)
-            for other in damaged:
-                aside = other.with_name("damaged_" + other.name)
-                shutil.rmtree(aside, ignore_errors=True)
-                other.rename(aside)
+            if self.writes:
+                self._set_aside(damaged)
+                write_atomically(self.folder / "latest", path.name + "\n")
+                self._restore_best()
             self._valid = path
-            write_atomically(self.folder / "latest", path.name + "\n")
-            self._restore_best()
             return path
         if damaged:
             raise CheckpointError(
@@ -179,6 +184,13 @@ class Checkpointer:
                 "Remove the folder to start from the beginning."
             )
         return None
+
+    @staticmethod
+    def _set_aside(damaged: list[Path]) -> None:
+        for path in damaged:
+            aside = path.with_name("damaged_" + path.name)
+            shutil.rmtree(aside, ignore_errors=True)
+            path.rename(aside)
 
     def _restore_best(self) -> None:
         """Move `best` to the newest checkpoint that says it is: a run may have ended before it could."""
@@ -270,15 +282,3 @@ def _number(checkpoint: Path) -> tuple[int, int]:
     """Return the step, and how often it was saved before: step_0000000005_1 → (5, 1)."""
     step, _, repeat = checkpoint.name.removeprefix("step_").partition("_")
     return int(step), int(repeat or 0)
-
-
-def _rng_state() -> dict[str, Any]:
-    """Return the state of the global generators, which for example dropout draws from."""
-    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
-    return {"torch": torch.get_rng_state(), "cuda": cuda}
-
-
-def _set_rng_state(state: dict[str, Any]) -> None:
-    torch.set_rng_state(state["torch"])
-    if state["cuda"] and torch.cuda.is_available():
-        torch.cuda.set_rng_state_all(state["cuda"])

@@ -57,7 +57,7 @@ class Tracker:
     Args:
         run_dir: folder of `metrics.jsonl`, `wandb/` and `tensorboard/`; None: nothing is written, only progress is
             shown.
-        wandb: "auto" is online where the user is logged in, and else offline; WANDB_MODE overrules it.
+        wandb: "auto" is online where the user is logged in, and else offline; WANDB_MODE overrules all but "disabled".
         tensorboard: write events for TensorBoard.
         films: episodes that each evaluation during training films for wandb and TensorBoard, failures first; 0: none.
         project, group, name, tags: shown by wandb; `name` defaults to the run directory's.
@@ -93,7 +93,7 @@ class Tracker:
             return
         folder = self.path.parent
         folder.mkdir(parents=True, exist_ok=True)
-        mode = os.environ.get("WANDB_MODE") or wandb
+        mode = wandb if wandb == "disabled" else os.environ.get("WANDB_MODE") or wandb  # not for tracker=local
         options = {"project": project, "group": group, "name": name or folder.resolve().name, "tags": list(tags),
                    "config": config}  # fmt: skip
         if mode != "disabled":

@@ -127,13 +127,10 @@ def removed_if_nothing_came(folder: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def claimed(folder: Path, key: str) -> Iterator[None]:
-    """Lock `folder` while the block lasts.
-
-    Args:
-        key: of the folder on the command line, for the message.
+    """Lock `folder`, which `key` names on the command line, while the block lasts.
 
     Raises:
-        ConfigError: another process has the lock.
+        ConfigError: another process has the lock, or the file system has no locks.
     """
     try:  # O_NOFOLLOW: a link could lead to any file of the user
         handle = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
@@ -144,6 +141,9 @@ def claimed(folder: Path, key: str) -> Iterator[None]:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise ConfigError(f"{key}={folder}: another process is at work in it. Wait for it, or stop it.") from None
+        except OSError as error:
+            why = f"this file system has no locks ({error}). Mount it with the option flock, or give another folder"
+            raise ConfigError(f"{key}={folder}: {why}.") from error
         yield
 
 

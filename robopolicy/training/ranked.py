@@ -132,6 +132,11 @@ class RankedCheckpointer(Checkpointer):
     """
 
     @property
+    def writes(self) -> bool:
+        """See Checkpointer; a slower rank would delete the files that rank 0 is writing."""
+        return ranks.rank() == 0
+
+    @property
     def requested(self) -> bool:
         return ranks.any_of(self._asked)
 

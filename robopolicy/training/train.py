@@ -58,7 +58,7 @@ def train(**keys: Any) -> Metrics:
     config = TrainConfig(**keys)
     set_threads(config.threads)
     check_supported("coevolve" if config.rounds else config.loop[TARGET])
-    ranks.barrier()  # rank 0 has opened the run directory
+    ranks.in_first(lambda: None)  # rank 0 has opened the run directory, which takes minutes for big datasets
     if config.rounds:
         if config.coevolve is None or config.world is None:
             raise ConfigError("rounds: need a world to imagine in and to refit: world=imagined, world.model=<its run>.")

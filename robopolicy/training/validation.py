@@ -8,10 +8,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from robopolicy.config.instantiate import build
-from robopolicy.core.rng import episode_seeds
+from robopolicy.core.rng import episode_seeds, kept_generators
 from robopolicy.core.types import Metrics, VecEnv
 from robopolicy.evaluation.episode_table import EpisodeTable
 from robopolicy.evaluation.rollout import evaluate
@@ -50,7 +48,7 @@ class Validation:
         """Evaluate `policy` at `step` of its training."""
         if self._env is None:
             self._env = build(self.task, "task", num_envs=max(1, min(_ENVS, len(self.seeds))), seed=0)
-        with torch.random.fork_rng():
+        with kept_generators(policy):
             rows = gather_episodes(evaluate(policy, self._env, self.seeds, policy_id=f"step_{step}"))
             if ranks.rank():
                 return rows.metrics()

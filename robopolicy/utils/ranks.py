@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import threading
-import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
@@ -19,65 +17,11 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from robopolicy.core.errors import ConfigError, RankError
+from robopolicy.utils.rank_group import RankGroup
 
-_BEAT_S = 1.0  # a rank says so often that it lives
-_SILENT_S = 3.0  # a rank that is silent for so long has ended
-_BUSY_S = 30.0  # the same while it works alone, which may keep its thread of signs from running
-
-
-class _Group:
-    """The ranks of this training, and the signs of life that they leave in torchrun's store."""
-
-    def __init__(self, timeout: float) -> None:
-        self.store, self.rank, self.count = next(dist.rendezvous("env://", timeout=timedelta(seconds=timeout)))
-        self.calls, self.works, self.ended = 0, 0, threading.Event()
-        self.sign(str(self.calls))
-        self.thread = threading.Thread(target=self._live, daemon=True)
-        self.thread.start()
-
-    def end(self) -> None:
-        """Stop the signs of life. Python would abort if it ended while the thread waits for the store's answer."""
-        self.ended.set()
-        self.thread.join(timeout=_SILENT_S)
-
-    def sign(self, text: str) -> None:
-        self.store.set(f"rank/{self.rank}", f"{time.monotonic()} {text}")
-
-    def _live(self) -> None:
-        with suppress(RuntimeError):  # the store has ended
-            while not self.ended.wait(_BEAT_S):
-                self.sign(str(self.calls))
-
-    def signs(self) -> list[str]:
-        """Return the newest sign of each rank; empty: it never came."""
-        keys = [f"rank/{rank}" for rank in range(self.count)]
-        return [self.store.get(key).decode() if self.store.check([key]) else "" for key in keys]
-
-    def failure(self, error: BaseException) -> RankError:
-        """Say which ranks are missing, from their signs of life."""
-        reason, missing = str(error).partition("\n")[0], []
-        try:
-            first = self.signs()
-            time.sleep(_SILENT_S)
-            second = self.signs()
-        except RuntimeError:
-            return RankError(f"rank {self.rank} of {self.count} cannot go on: rank 0 or torchrun has ended ({reason}).")
-        for rank, (before, now) in enumerate(zip(first, second, strict=True)):
-            reached = now.partition(" ")[2]
-            if reached.startswith("ended"):
-                missing.append(f"rank {rank} {reached}")
-            elif before == now and rank != self.rank:
-                missing.append(f"rank {rank} {'is silent: killed, or its machine is lost' if now else 'never came'}")
-            elif reached and int(reached) < self.calls:
-                missing.append(f"rank {rank} did not come to exchange {self.calls}: it is busy with exchange {reached}")
-        found = "; ".join(missing) or f"a connection was lost ({reason})"
-        return RankError(
-            f"rank {self.rank} of {self.count} cannot go on: {found}. The same command goes on from the newest "
-            "checkpoint; rank_timeout= is how long ranks wait for one another."
-        )
-
-
-_group: _Group | None = None
+_TELL_S = 30.0  # in which a rank that failed before it joined finds the store
+_group: RankGroup | None = None
+_came = False  # this process found the other ranks, or tried
 
 
 def expected() -> int:
@@ -102,9 +46,10 @@ def joined(*, cuda: bool, timeout: float) -> Iterator[None]:
         cuda: gradients lie on GPUs, one for each rank of a machine. timeout: seconds to wait for another rank.
 
     Raises:
-        RankError: a rank did not come in time, or ended. ConfigError: a machine has fewer GPUs than ranks.
+        RankError: a rank did not come in time, or ended; or the environment lacks a variable.
+        ConfigError: a machine has fewer GPUs than ranks.
     """
-    global _group
+    global _group, _came
     if expected() == 1 or _group is not None:
         yield
         return
@@ -114,15 +59,10 @@ def joined(*, cuda: bool, timeout: float) -> Iterator[None]:
             raise ConfigError(f"device=cuda: this machine has {cards} GPUs. Set --nproc-per-node to at most {cards}.")
         torch.cuda.set_device(local)
         os.environ.setdefault("TORCH_NCCL_BLOCKING_WAIT", "1")  # a time-out then raises instead of ending the process
+    _came = True
+    _group = group = RankGroup(timeout)
     try:
-        _group = group = _Group(timeout)
-    except RuntimeError as error:
-        where = f"{os.environ['MASTER_ADDR']}:{os.environ.get('MASTER_PORT', '')}"
-        raise RankError(
-            f"rank {os.environ['RANK']}: no answer from {where} in {timeout:.0f} s. Look "
-            "at --rdzv-endpoint and at the firewall."
-        ) from error
-    try:
+        group.meet(timeout)
         limit, backend = timedelta(seconds=timeout), "cpu:gloo,cuda:nccl" if cuda else "gloo"
         store = dist.PrefixStore("group", group.store)
         _guard(lambda: dist.init_process_group(
@@ -132,14 +72,23 @@ def joined(*, cuda: bool, timeout: float) -> Iterator[None]:
         barrier()  # rank 0's process may hold the store
     except BaseException as error:
         group.end()
-        with suppress(RuntimeError):  # the store may have ended too
-            group.sign(f"ended by {type(error).__name__}: {str(error).partition(chr(10))[0][:300]}")
+        group.sign_end(error)
         raise
     finally:
         group.end()
         _group = None
         if dist.is_initialized():
             dist.destroy_process_group()
+
+
+def tell_failure(error: BaseException) -> None:
+    """Tell the other ranks that this one failed before it joined them: they would wait for it."""
+    global _came
+    if expected() == 1 or _came:
+        return
+    _came = True
+    with suppress(RankError):  # they do not answer
+        RankGroup(_TELL_S, beats=False).sign_end(error)
 
 
 def _guard(exchange: Callable[[], Any]) -> None:
@@ -172,22 +121,8 @@ def in_first(work: Callable[[], Any]) -> None:
         work()
         _group.store.set(done, "")
     else:
-        _wait_for_first(_group, done)
+        _group.wait_for_first(done)
     barrier()
-
-
-def _wait_for_first(group: _Group, done: str) -> None:
-    sign, heard = "", time.monotonic()
-    try:
-        while not group.store.check([done]):
-            now = group.signs()[0]
-            if now != sign:
-                sign, heard = now, time.monotonic()
-            if "ended" in sign or time.monotonic() - heard > _BUSY_S:
-                raise RuntimeError("rank 0 works alone")
-            time.sleep(_BEAT_S / 5)
-    except RuntimeError as error:
-        raise group.failure(error) from error
 
 
 def total(x: Tensor) -> Tensor:

@@ -15,6 +15,8 @@ import struct
 import traceback
 from collections.abc import Callable
 from multiprocessing.connection import Connection
+from multiprocessing.context import SpawnProcess
+from multiprocessing.util import Finalize
 from typing import Any, Protocol
 
 from robopolicy.core.errors import RobopolicyError
@@ -87,6 +89,8 @@ class ProcessWorker:
         self.process = context.Process(target=_serve, args=(theirs,), daemon=True, name=f"worker {number}")
         self.process.start()
         theirs.close()
+        # At its end Python would send SIGTERM, which a worker ignores, and wait for ever.
+        self._end = Finalize(self, _kill, args=(self.pipe, self.process), exitpriority=1)
         self.send("hello")
 
     def send(self, method: str, *arguments: Any) -> None:
@@ -101,7 +105,8 @@ class ProcessWorker:
         except (EOFError, OSError):
             self.process.join(timeout=GRACE_S)
             code = self.process.exitcode
-            raise Lost("hangs in an answer" if code is None else f"died (exit code {code}; is memory short?)") from None
+            why = "SIGTERM" if code == -signal.SIGTERM else "is memory short?"
+            raise Lost("hangs in an answer" if code is None else f"died (exit code {code}; {why})") from None
 
     def leave(self) -> None:
         """See Worker."""
@@ -113,6 +118,12 @@ class ProcessWorker:
         self.process.join(timeout=wait_s)
         self.process.kill()  # a stopped process heeds no SIGTERM
         self.process.join(timeout=GRACE_S)
+        self._end.cancel()
+
+
+def _kill(pipe: Connection, process: SpawnProcess) -> None:
+    pipe.close()
+    process.kill()
 
 
 def _bound(pipe: Connection, timeout: float) -> None:
@@ -125,7 +136,8 @@ def _bound(pipe: Connection, timeout: float) -> None:
 
 def _serve(pipe: Connection) -> None:
     """Answer requests until the other end closes."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group, and the parent decides
+    for number in (signal.SIGINT, signal.SIGTERM):  # Ctrl-C, scancel and systemd reach all; the parent decides
+        signal.signal(number, signal.SIG_IGN)
     host = Host()
     with contextlib.suppress(EOFError, OSError):
         while True:

@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from robopolicy.core.errors import ConfigError
+from robopolicy.core.rng import kept_generators
 from robopolicy.sim.gymnasium.adapter import GymVecEnv
 from robopolicy.sim.gymnasium.info_columns import flags
 from robopolicy.sim.suites import maniskill
@@ -60,7 +61,7 @@ class ManiSkillBatch(VectorEnv):
         if rows.any():
             self._seeds = _each(seed, self.num_envs, self.np_random)
             chosen = torch.from_numpy(rows.nonzero()[0]).to(self.inner.device)
-            with torch.random.fork_rng():
+            with kept_generators(torch.device(self.inner.device)):
                 obs = self.inner.reset(options={"env_idx": chosen})[0].cpu().numpy().copy()
             obs[:, self.felt] = 0.0
             self._seen = np.where(rows[:, None], obs, self._seen)

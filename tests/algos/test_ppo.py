@@ -10,14 +10,21 @@ import torch
 
 from robopolicy.algos.policy_flow import PolicyFlow
 from robopolicy.algos.ppo import PPO
-from robopolicy.core.errors import ConfigError
-from robopolicy.core.types import STATE
+from robopolicy.algos.rpd import RPD
+from robopolicy.core.errors import ConfigError, RobopolicyError
+from robopolicy.core.types import STATE, Step
+from robopolicy.envs.grouped_env import GroupedEnv
+from robopolicy.envs.wrap_for import wrap_for
 from robopolicy.networks.mlp import MLP
 from robopolicy.policies.flow import FlowPolicy
 from robopolicy.policies.gaussian import GaussianPolicy
 from robopolicy.policies.mixture import MixturePolicy
+from robopolicy.training.on_policy import on_policy
+from robopolicy.utils import ranks
 from tests.algos.test_dppo import PLAIN, base, make, success, train, weights
-from tests.fakes import MemoryCheckpoints, keep_batches
+from tests.algos.test_grpo import make as grpo
+from tests.fakes import MemoryCheckpoints, NoTracker, PointEnv, keep_batches
+from tests.rank_processes import in_ranks
 from tests.toy import policy, random_episodes, two_modes
 
 SMALL = {"critic": partial(MLP, width=32, depth=2), "gamma": 0.95, "minibatch": 64, "epochs": 2, "clip": 0.02,
@@ -36,6 +43,10 @@ def policy_flow(**options: Any) -> PolicyFlow:
     source = make("flow", steps=5).policy
     assert isinstance(source, FlowPolicy)
     return PolicyFlow(source, **{**SMALL, **options})
+
+
+def rpd() -> RPD:
+    return RPD(ppo("gaussian").policy, teacher=ppo("gaussian").policy, **SMALL)
 
 
 def first_batch(algo: Any, **options: Any) -> Any:
@@ -159,3 +170,48 @@ def test_policy_flow_improves_a_slow_base():
     train(algo, num_envs=64, rollout_steps=24, total_steps=64 * 24 * 25)
     after = success(algo.policy)
     assert before < 0.6 and after > before + 0.25, (before, after)
+
+
+# ---- several ranks -------------------------------------------------------------------------------------------------
+
+
+class FaultyPoint(PointEnv):
+    """Physics fails in every step of the ranks in `faulty`."""
+
+    faulty: tuple[int, ...] = ()
+
+    def step(self, action: torch.Tensor) -> Step:
+        step = super().step(action)
+        return step._replace(valid=torch.full_like(step.valid, ranks.rank() not in self.faulty))
+
+
+def _learns_with_faults(kind: str, *faulty: int) -> list[float]:
+    made: dict[str, Any] = {
+        "ppo": partial(ppo, "gaussian"), "policy_flow": policy_flow, "dppo": partial(make, anchor=0.1), "grpo": grpo,
+        "rpd": rpd,
+    }  # fmt: skip
+    algo = made[kind]()
+    env = FaultyPoint(8)
+    env.faulty = faulty
+    on_policy(
+        algo=algo, env=wrap_for(algo.policy, GroupedEnv(env, 4) if kind == "grpo" else env), tracker=NoTracker(),
+        checkpointer=MemoryCheckpoints(), evaluate=None, total_steps=2 * 8 * 12 * 2, rollout_steps=12,
+    )  # fmt: skip
+    found = weights(algo.policy)
+    assert bool(found.isfinite().all())
+    return [float(found.double().sum()), float(algo.learner.updates)]
+
+
+@pytest.mark.parametrize("kind", ["ppo", "policy_flow", "dppo", "grpo", "rpd"])
+def test_a_rank_whose_physics_failed_learns_from_the_chunks_of_the_others(kind: str):
+    results = in_ranks(_learns_with_faults, 2, kind, 1)
+    for result in results:
+        if isinstance(result, BaseException):
+            raise result
+    assert results[0] == results[1] and results[0][1] == 2
+
+
+def test_all_ranks_end_where_physics_failed_in_all():
+    for error in in_ranks(_learns_with_faults, 2, "ppo", 0, 1):
+        with pytest.raises(RobopolicyError, match="PPO: physics failed in all"):
+            raise error

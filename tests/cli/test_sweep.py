@@ -16,6 +16,7 @@ from robopolicy.cli.main import main
 from robopolicy.cli.sweep_job import _Stop
 from robopolicy.config.sweep_task import STOP
 from robopolicy.config.sweeps import Sweep
+from robopolicy.runs.checkpointer import Checkpointer
 from robopolicy.runs.run_dir import CONFIG, dump
 from robopolicy.runs.sweep_job import JobState, read_job
 
@@ -217,6 +218,36 @@ def test_a_worker_stops_its_training_and_begins_no_other() -> None:
         assert stop.asked
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+def test_a_job_of_slurm_saves_before_its_time_is_over(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    numbers = (signal.SIGINT, signal.SIGUSR2)
+    before, stop = [signal.getsignal(number) for number in numbers], _Stop()
+    monkeypatch.setenv("SUBMITIT_EXECUTOR", "slurm")
+    monkeypatch.setattr(os, "setpgid", lambda *_: None)
+    try:
+        stop.listen()
+        training = Checkpointer(tmp_path)
+        with stop.raising(), training.interruptible():
+            os.kill(os.getpid(), signal.SIGUSR2)
+            os.kill(os.getpid(), signal.SIGUSR2)  # a second one does not keep it from saving
+            assert training.requested and stop.asked
+        stop.asked = False
+        with pytest.raises(KeyboardInterrupt), stop.raising():  # before the training takes signals
+            os.kill(os.getpid(), signal.SIGUSR2)
+    finally:
+        for number, handler in zip(numbers, before, strict=True):
+            signal.signal(number, handler)
+
+
+def test_torchrun_starts_no_sweep(
+    trainings: Trainings, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for key, value in {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}.items():
+        monkeypatch.setenv(key, value)
+    assert main([*COMMAND, "run_dir=sweep"]) == 2
+    assert "--multirun: torchrun starts several processes for one training, here 2" in capsys.readouterr().err
+    assert not trainings.runs and not Path("sweep").exists()
 
 
 def test_a_launcher_that_breaks_is_named(

@@ -1,10 +1,14 @@
-"""rng.py: keyed uniform numbers lie strictly between 0 and 1."""
+"""rng.py: keyed uniform numbers lie strictly between 0 and 1, and global generators are kept."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
 import torch
 
-from robopolicy.core.rng import keyed_uniform, philox
+from robopolicy.core.rng import kept_generators, keyed_uniform, philox
 
 LARGEST = ((39_075, 3), (2_871_038, 2))  # (seed, which number): the upper 24 bits of the word are all set
 
@@ -32,3 +36,23 @@ def test_all_other_numbers_stay_as_they_were() -> None:
     unit = keyed_uniform(seeds, torch.zeros_like(seeds), (4,))
     assert torch.equal(unit[word < 2**24 - 1], formula[word < 2**24 - 1])
     assert int((word == 2**24 - 1).sum()) == 1 and bool((unit > 0.0).all())
+
+
+def test_generators_of_other_gpus_are_not_touched(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[list[torch.device]] = []
+
+    @contextmanager
+    def fork_rng(devices: list[torch.device] | None = None) -> Iterator[None]:
+        assert devices is not None, "all GPUs are initialised then, with a warning"
+        asked.append(devices)
+        yield
+
+    module = torch.nn.Linear(1, 1)
+    before = torch.get_rng_state()
+    with kept_generators(module, torch.device("cpu")):
+        torch.rand(3)
+    assert torch.equal(torch.get_rng_state(), before)
+    monkeypatch.setattr(torch.random, "fork_rng", fork_rng)
+    with kept_generators(module, torch.device("cpu")), kept_generators(module, torch.device("cuda", 1)):
+        pass
+    assert asked == [[], [torch.device("cuda", 1)]]

@@ -332,3 +332,17 @@ def test_works_without_rich(monkeypatch: pytest.MonkeyPatch, capsys) -> None:
 def test_unknown_override() -> None:
     with pytest.raises(ConfigError, match="json=true"):
         doctor.main(["jsn=true"])
+
+
+def test_a_set_up_without_cuda_is_compared_with_its_own_lock(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name, torch in (("core", "2.0"), ("core-cpu", "2.0+cpu")):
+        (tmp_path / "requirements").mkdir(exist_ok=True)
+        (tmp_path / "requirements" / f"{name}.txt").write_text(f"torch=={torch}\n")
+    monkeypatch.setattr(machine, "ROOT", tmp_path)
+    monkeypatch.setattr(machine, "in_checkout", lambda: True)
+    monkeypatch.setattr(machine.metadata, "requires", lambda _: [])
+    monkeypatch.setattr(machine, "installed", lambda _: "2.0+cpu")
+    assert "not as locked: torch" in machine.check_packages().detail
+    (tmp_path / ".venv").mkdir()
+    (tmp_path / ".venv" / ".robopolicy-cpu").touch()
+    assert machine.check_packages().detail.endswith("all 1 as locked")

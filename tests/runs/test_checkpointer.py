@@ -28,7 +28,8 @@ from robopolicy.policies.factory import build_policy
 from robopolicy.policies.normalizer import Normalizer
 from robopolicy.runs.checkpointer import FORMAT, MIGRATIONS, Checkpointer, load_policy, save_policy
 from robopolicy.runs.run_dir import has_checkpoint
-from robopolicy.utils import storage
+from robopolicy.training.ranked import RankedCheckpointer
+from robopolicy.utils import ranks, storage
 from robopolicy.utils.atomic import write_atomically
 from robopolicy.utils.storage import read_tensors, write_tensors
 from tests.fakes import PointEnv, PointPolicy
@@ -584,3 +585,36 @@ def test_a_copy_of_a_checkpoint_is_left_alone(tmp_path: Path) -> None:
     assert all(copy.is_dir() for copy in copies) and not (folder / "step_0000000001").exists()
     shutil.rmtree(folder / "step_0000000002")
     assert not has_checkpoint(tmp_path), "nothing but copies"
+
+
+@pytest.mark.parametrize(("saved", "now"), [(2, 1), (1, 2)])
+def test_a_run_of_more_gpus_resumes_on_fewer(
+    saved: int, now: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    states = [torch.full((16,), i, dtype=torch.uint8) for i in range(saved)]
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_rng_state_all", lambda: states)
+    Checkpointer(tmp_path).save(1, policy=gaussian(), state={"step": 1})
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: now)
+    restored: dict[int, torch.Tensor] = {}
+    monkeypatch.setattr(torch.cuda, "set_rng_state", lambda state, device: restored.update({device: state}))
+    assert Checkpointer(tmp_path).latest() == {"step": 1}
+    assert list(restored) == [0] and torch.equal(restored[0], states[0])
+    assert f"{saved} GPUs were visible; now there are {now}" in caplog.text
+
+
+def test_other_ranks_than_the_first_leave_the_folder_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    checkpointer = Checkpointer(tmp_path)
+    for step in (1, 2):
+        checkpointer.save(step, policy=gaussian(), state={})
+    folder = tmp_path / "checkpoints"
+    (folder / "step_0000000002" / "state.json").write_text("cut")
+    (half := folder / ".latest.0123456789abcdef.tmp").touch()  # the first rank is writing it
+    monkeypatch.setattr(ranks, "rank", lambda: 1)
+    before = {path: path.stat().st_mtime_ns for path in folder.iterdir()}
+    newest = RankedCheckpointer(tmp_path).latest_path()
+    assert newest is not None and newest.name == "step_0000000001"
+    assert {path: path.stat().st_mtime_ns for path in folder.iterdir()} == before and half.exists()
+    monkeypatch.setattr(ranks, "rank", lambda: 0)
+    RankedCheckpointer(tmp_path).latest_path()
+    assert not half.exists() and (folder / "damaged_step_0000000002").exists()

@@ -130,3 +130,14 @@ def test_a_group_is_that_of_the_node_or_else_of_the_command() -> None:
     }
     assert logger.grouped({"_target_": "tracker", "group": "mine"}, "all")["group"] == "mine"
     assert logger.grouped({"_target_": "my_tracker"}, "all") == {"_target_": "my_tracker"}
+
+
+def test_no_environment_switches_wandb_on_for_another_tracker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[str] = []
+    monkeypatch.setattr(logger, "WandbRun", lambda folder, mode, **_: started.append(mode))
+    monkeypatch.setattr(Tracker, "_start", lambda self, name, make: make())
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    Tracker(tmp_path, wandb="disabled").close()
+    assert started == []
+    Tracker(tmp_path, wandb="online").close()
+    assert started == ["offline"]

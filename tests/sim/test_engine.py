@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import mujoco
 import numpy as np
 import pytest
@@ -11,6 +13,7 @@ from robopolicy import sim
 from robopolicy.core.errors import CheckpointError, ConfigError
 from robopolicy.core.rng import episode_seeds
 from robopolicy.core.types import STATE
+from robopolicy.sim import engine
 from robopolicy.sim.engine import RolloutPhysics, compile_model
 
 FULL = int(mujoco.mjtState.mjSTATE_FULLPHYSICS)
@@ -114,3 +117,11 @@ def test_pick_held_cube_rests_in_the_hand():
     wander = np.abs(np.array(offsets) - offsets[0]).max(axis=(0, 2))
     assert env.layout.unpack(obs[STATE].numpy())["cube"][:, 2].min() > 0.15
     assert np.median(wander) < 2e-3, f"held cubes moved {wander * 1e3} mm in the hand over 1.2 s"
+
+
+def test_the_engine_has_no_more_threads_than_the_container_has_cores(monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(16)))
+    monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
+    for quota, cores in ((float("inf"), 16), (1.5, 2), (0.2, 1), (64.0, 16)):
+        monkeypatch.setattr(engine, "cpu_quota", lambda quota=quota: quota)
+        assert engine.available_cores() == cores

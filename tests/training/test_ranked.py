@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -143,3 +144,21 @@ def test_ranks_that_cannot_train_together_say_so(
         with pytest.raises(kind, match=said):
             raise error
     assert not run_dir.exists()
+
+
+def _opens_slowly(*arguments: str) -> None:
+    from robopolicy.cli import main as cli
+    from robopolicy.runs import run_dir
+    from robopolicy.utils import ranks
+
+    with pytest.MonkeyPatch.context() as patch:
+        if not ranks.rank():
+            patch.setattr(run_dir, "write_inputs", lambda *_: time.sleep(12))  # digests of a big dataset
+        cli._run("train", list(arguments))
+
+
+def test_the_others_wait_while_the_first_opens_the_run_directory(tmp_path: Path) -> None:
+    wrong = ("algo=ppo", "policy=gaussian", "base=zero_action", "num_envs=5", f"run_dir={tmp_path / 'run'}")
+    for error in in_ranks(_opens_slowly, 2, *COMMON, *wrong, timeout=8.0):
+        with pytest.raises(ConfigError, match="num_envs=5: 2 ranks"):
+            raise error

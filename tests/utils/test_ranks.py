@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
+import socket
+import subprocess
+import sys
 import threading
 import time
+from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from robopolicy.core.errors import RankError
-from robopolicy.utils import ranks
+from robopolicy.utils import rank_group, ranks
+from robopolicy.utils.rank_group import RankGroup
 from tests.rank_processes import in_ranks
 
 pytestmark = pytest.mark.timeout(300)
@@ -101,8 +108,8 @@ def test_no_thread_waits_for_the_store_when_a_group_has_ended(monkeypatch: pytes
     """Python aborts where it ends in that moment: "terminate called without an active exception"."""
     for key, value in {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}.items():
         monkeypatch.setenv(key, value)
-    monkeypatch.setattr(ranks, "_BEAT_S", 0.01)
-    group, waits = ranks._Group(10.0), threading.Event()
+    monkeypatch.setattr(rank_group, "BEAT_S", 0.01)
+    group, waits = RankGroup(10.0), threading.Event()
 
     def sign(text: str) -> None:
         waits.set()
@@ -111,4 +118,54 @@ def test_no_thread_waits_for_the_store_when_a_group_has_ended(monkeypatch: pytes
     monkeypatch.setattr(group, "sign", sign)
     assert waits.wait(10)
     group.end()
-    assert not group.thread.is_alive()
+    assert group.thread is not None and not group.thread.is_alive()
+
+
+def test_an_attempt_of_torchrun_reads_no_signs_of_the_one_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = dist.HashStore()
+    monkeypatch.setattr(rank_group, "_store", lambda timeout: (store, 0, 2))
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "0")
+    RankGroup(1.0, beats=False).sign_end(ValueError("out of luck"))
+    assert RankGroup(1.0, beats=False).signs()[0].endswith("ended by ValueError: out of luck")
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
+    assert RankGroup(1.0, beats=False).signs() == ["", ""]
+
+
+@pytest.mark.parametrize(("name", "value", "said"), [
+    ("MASTER_PORT", None, "MASTER_PORT: expected beside RANK, WORLD_SIZE, MASTER_ADDR"),
+    ("MASTER_PORT", "http", "cannot be used .*http"), ("RANK", "first", "cannot be used .*first"),
+])  # fmt: skip
+def test_an_environment_that_is_not_torchruns_is_named(
+    monkeypatch: pytest.MonkeyPatch, name: str, value: str | None, said: str
+) -> None:
+    for key, given in {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}.items():
+        monkeypatch.setenv(key, given)
+    monkeypatch.setenv(name, value) if value else monkeypatch.delenv(name)
+    with pytest.raises(RankError, match=said), ranks.joined(cuda=False, timeout=5.0):
+        pass
+
+
+_FAILS = """
+import os, sys
+from robopolicy.cli.main import main
+if os.environ["RANK"] == "1":
+    sys.exit(main(["train", "algo=dppo", "task=reach", "base=nowhere", "run_dir=run"]))
+from robopolicy.utils import ranks
+with ranks.joined(cuda=False, timeout=60.0):
+    pass
+"""
+
+
+def test_the_others_hear_of_a_rank_that_fails_before_it_joins(tmp_path: Path) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    env = {**os.environ, "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    started = [
+        subprocess.Popen([sys.executable, "-c", _FAILS], cwd=tmp_path, env={**env, "RANK": rank, "LOCAL_RANK": rank},
+                         stderr=subprocess.PIPE, text=True)
+        for rank in ("0", "1")
+    ]  # fmt: skip
+    waits, fails = (process.communicate(timeout=100)[1] for process in started)
+    assert "nowhere" in fails, fails
+    assert re.search(r"RankError: rank 0 of 2 cannot go on: rank 1 ended by \w+: .*nowhere", waits), waits

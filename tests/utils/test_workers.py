@@ -5,8 +5,12 @@ from __future__ import annotations
 import functools
 import os
 import signal
+import subprocess
+import sys
 import time
+from pathlib import Path
 
+import psutil
 import pytest
 
 from robopolicy.core.errors import ConfigError, WorkerError, WorkerLost
@@ -38,9 +42,12 @@ class Counter:
     def unsendable(self):
         return lambda: 1
 
-    def interrupted(self) -> int:
-        os.kill(os.getpid(), signal.SIGINT)
+    def interrupted(self, number: int = signal.SIGINT) -> int:
+        os.kill(os.getpid(), number)
         return self.count
+
+    def pid(self) -> int:
+        return os.getpid()
 
 
 def counters(*starts: int, **options) -> Workers:
@@ -60,6 +67,8 @@ def test_each_worker_holds_its_object(two):
     assert [two.answer(k) for k in (1, 0)] == [21, 11]
     two.send(0, "interrupted")
     assert two.answer(0) == 11, "Ctrl-C is the parent's to heed"
+    two.send(0, "interrupted", signal.SIGTERM)
+    assert two.answer(0) == 11, "so is the SIGTERM of a job's end"
     two.send(0, "unsendable")
     with pytest.raises(WorkerError, match=r"(?s)counter 0 of 2, process \d+ failed:.*lambda"):
         two.answer(0)
@@ -128,3 +137,27 @@ def test_bad_settings_are_refused():
         counters(0, timeout=0.0)
     with pytest.raises(ConfigError, match="counter 0: its object cannot be sent"):
         Workers([lambda: 1], what="counter")
+
+
+PARENT = """
+import os, signal, sys, time
+from tests.utils.test_workers import counters
+group = counters(0)
+group.send(0, "pid")
+print(group.answer(0), flush=True)
+group.send(0, "sleep", {seconds})
+{end}
+"""
+
+
+@pytest.mark.parametrize(("end", "seconds"), [
+    ("sys.exit(3)", 60), ("time.sleep(1); os.kill(os.getpid(), signal.SIGKILL)", 0),
+])  # fmt: skip
+def test_workers_end_with_their_parent_and_do_not_hold_it_up(end, seconds):
+    command = [sys.executable, "-c", PARENT.format(end=end, seconds=seconds)]
+    done = subprocess.run(command, cwd=Path(__file__).parents[2], stdout=subprocess.PIPE, text=True, timeout=50)
+    assert done.returncode in (3, -signal.SIGKILL)
+    limit = time.monotonic() + 10
+    while psutil.pid_exists(pid := int(done.stdout)) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
+        assert time.monotonic() < limit, "the worker is still there"
+        time.sleep(0.1)
