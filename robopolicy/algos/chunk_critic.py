@@ -17,7 +17,7 @@ from torch import Tensor
 from robopolicy.algos.chunk_checks import ChunkChecks
 from robopolicy.algos.expectile_value import ExpectileValue
 from robopolicy.buffers.chunk_replay_buffer import ChunkBatch
-from robopolicy.config.schema import Count, Fraction, Natural, NonNegative, Positive
+from robopolicy.config.schema import Count, Fraction, Natural, NonNegative, Positive, Rate
 from robopolicy.core.errors import ConfigError, SpecError
 from robopolicy.core.types import Metrics, Obs
 from robopolicy.networks.critics import CriticEnsemble
@@ -63,10 +63,10 @@ class ChunkLearner:
         critic: Callable[[int], CriticEnsemble],
         target_subset: Count | None = 2,
         pessimism: NonNegative | None = None,
-        tau: Fraction = 0.02,
+        tau: Rate = 0.02,
         critic_lr: Positive = 1e-3,
         actor_lr: Positive = 1e-4,
-        average: Fraction = 0.005,
+        average: Rate = 0.005,
         actor_warmup: Natural = 200,
         grad_norm: Positive = 10.0,
         noise_samples: Count = 4,

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from robopolicy.algos.dppo import DPPO, DenoisingSamples
 from robopolicy.config.schema import Count, Positive
-from robopolicy.core.errors import ConfigError
+from robopolicy.core.errors import CheckpointError, ConfigError
 from robopolicy.core.rng import step_seed
 from robopolicy.core.types import Metrics
 from robopolicy.datasets.batches import Batches
@@ -87,8 +87,19 @@ class CoDPPO(DPPO):
         return found | ({"imitation": float(torch.stack(self.losses).mean())} if self.losses else {})
 
     def state_dict(self) -> dict[str, Any]:
-        return {**super().state_dict(), "drawn": self.drawn}
+        return {**super().state_dict(), "drawn": self.drawn, "recorded": len(self.batches.action)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from a saved state.
+
+        Raises:
+            CheckpointError: the dataset is another one.
+        """
+        frames = len(self.batches.action)
+        if state.get("recorded", frames) != frames:  # older checkpoints have none
+            raise CheckpointError(
+                f"dataset: holds {frames} frames, and the run began with {state['recorded']}. Restore it, or give a "
+                "new run_dir."
+            )
         super().load_state_dict(state)
         self.drawn = int(state["drawn"])

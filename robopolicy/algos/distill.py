@@ -16,10 +16,13 @@ import torch
 from torch import Tensor, nn
 
 from robopolicy.algos.bc import BC
-from robopolicy.core.errors import SpecError
+from robopolicy.algos.teacher_check import check_same_teacher, fingerprint
+from robopolicy.config.schema import signature
+from robopolicy.core.errors import ConfigError, SpecError
 from robopolicy.core.rng import draw_rows
 from robopolicy.core.specs import check_teacher
-from robopolicy.core.types import BASE_ACTION, Metrics
+from robopolicy.core.types import BASE_ACTION, TASK, Metrics
+from robopolicy.datasets.compatibility import task_numbers
 from robopolicy.policies.base import Policy, with_bases
 from robopolicy.policies.denoising import ChunkDenoiser
 from robopolicy.policies.flow import FlowPolicy
@@ -43,6 +46,7 @@ class Distill(BC):
 
     Raises:
         SpecError: the student is no flow without noise between its steps, or the teacher does not fit it.
+        ConfigError: the student has options of imitation that a distillation does not read.
     """
 
     @staticmethod
@@ -56,12 +60,14 @@ class Distill(BC):
                 "policy=flow policy.sampling_steps=1"
             )
         check_teacher(policy.spec, teacher.spec, more=_misfits(policy, teacher))
+        _check_options(policy)
         self.teacher = teacher.eval().requires_grad_(False)
         if isinstance(teacher, ChunkDenoiser) and _same(policy.normalizer, teacher.normalizer):
             _take_over(policy.encoder, teacher.encoder)
         super().__init__(policy, **options)
         action, self.normalizer = policy.spec.action, policy.normalizer
         self.limits = torch.tensor([action.low, action.high], device=policy.times.device)
+        self.task_number = _task_number(policy, teacher)
 
     def loss(self, batch: dict[str, Any]) -> tuple[Tensor, Metrics]:
         """Compute the mean square error [] of the prediction at random sampling times.
@@ -84,6 +90,18 @@ class Distill(BC):
             return (error.mean(-1) * keep).sum() / keep.sum(), {}
         return error.mean(), {"chunk_rms": float(chunk.square().mean().sqrt())}
 
+    def state_dict(self) -> dict[str, Any]:
+        return {**super().state_dict(), "teacher": fingerprint(self.teacher)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from a saved state.
+
+        Raises:
+            CheckpointError: the teacher is another one.
+        """
+        check_same_teacher(state, self.teacher)
+        super().load_state_dict(state)
+
     def loss_items(self, batch: dict[str, Any]) -> int:
         """Count the chunks, or the recorded steps of them, whose mean `loss` is."""
         return len(batch[ACTION]) if self.teacher.follows_noise else int((~batch["action_is_pad"]).sum())
@@ -96,8 +114,22 @@ class Distill(BC):
             given = noise.new_zeros(len(noise), *self.teacher.noise_shape)
             given[:, 0] = noise
         obs = {key: batch[key] for key in self.teacher.spec.observation}
+        if self.task_number is not None:
+            obs[TASK] = self.task_number.to(obs[TASK].device)[obs[TASK]]
         chunk = self.teacher.act(obs, noise=given).clamp(*self.limits)
         return self.normalizer.normalize(ACTION, chunk)
+
+
+def _check_options(student: FlowPolicy) -> None:
+    """Raise ConfigError for options of imitation with other values than their defaults."""
+    known = signature(type(student)).known
+    for key in ("noise_samples", "time_distribution"):
+        default, found = known[key].default, getattr(student, key)
+        if found != default:
+            raise ConfigError(
+                f"policy.{key}: expected its default, {default}, found {found}. A distillation does not read it: it "
+                "noises each chunk once, at a time of the student's own chain. Leave it out."
+            )
 
 
 def _misfits(student: Policy, teacher: Policy) -> list[str]:
@@ -119,6 +151,24 @@ def _misfits(student: Policy, teacher: Policy) -> list[str]:
         if (mine := getattr(own, key)) != (theirs := getattr(other, key))
     ]  # fmt: skip
     return problems
+
+
+def _task_number(student: Policy, teacher: Policy) -> Tensor | None:
+    """Return the teacher's number of each of the student's tasks, [T]; None where both count alike.
+
+    A teacher that reads instructions is given the student's.
+
+    Raises:
+        SpecError: a teacher that identifies tasks by number lacks one of the student's.
+    """
+    own, other = student.spec, teacher.spec
+    if not teacher.follows_noise or TASK not in other.observation or own.tasks == other.tasks:
+        return None
+    try:
+        teacher.set_tasks(own.tasks)
+    except SpecError:
+        return task_numbers(own.tasks, other.tasks, whose="the teacher")
+    return None
 
 
 def _same(own: nn.Module, other: nn.Module) -> bool:

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from robopolicy.buffers.replay_buffer import Batch
-from robopolicy.config.schema import Count, Fraction, Natural, NonNegative, Positive
+from robopolicy.config.schema import Count, Fraction, Natural, NonNegative, Positive, Rate
 from robopolicy.core.errors import ConfigError
 from robopolicy.core.types import BASE_ACTION, Metrics, Obs
 from robopolicy.networks.critics import CriticEnsemble
@@ -70,7 +70,7 @@ class ResidualTD3:
         *,
         critic: Callable[..., CriticEnsemble],
         target_subset: Count = 2,
-        tau: Fraction = 0.01,
+        tau: Rate = 0.01,
         actor_lr: Positive = 3e-4,
         critic_lr: Positive = 1e-3,
         policy_delay: Count = 2,
@@ -85,7 +85,7 @@ class ResidualTD3:
         penalty_steps: Natural = 24_000,
         grad_clip: Positive = 10.0,
         confidence: NonNegative = 1.0,
-        average: Fraction = 0.005,
+        average: Rate = 0.005,
         actor_warmup: Natural = 200,
         seed: int = 0,
     ) -> None:

@@ -15,9 +15,9 @@ from torch import Tensor
 
 from robopolicy.algos.ppo import PPO, ChunkSamples
 from robopolicy.algos.returns import schedule
+from robopolicy.algos.teacher_check import check_same_teacher, fingerprint
 from robopolicy.buffers.collector import Record, Rollout
 from robopolicy.config.schema import Fraction, Natural, NonNegative, Positive
-from robopolicy.core.errors import CheckpointError
 from robopolicy.core.specs import check_teacher
 from robopolicy.core.types import Metrics, Obs, newest
 from robopolicy.policies.base import Policy
@@ -100,19 +100,11 @@ class RPD(PPO):
         gap = mean[:, : self.count] - batch.teacher[rows]
         if self.distance == "kl":
             gap = gap / (std[: self.count].detach() * 2**0.5)
-        return gap.square().mean()
+        return gap.square().mean() if len(rows) else gap.sum()  # a rank may have none
 
     def state_dict(self) -> dict[str, Any]:
-        return {**super().state_dict(), "teacher": _fingerprint(self.teacher)}
+        return {**super().state_dict(), "teacher": fingerprint(self.teacher)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        if abs(state["teacher"] - (found := _fingerprint(self.teacher))) > 1e-6 * abs(found):
-            raise CheckpointError(
-                "teacher: its weights are not those that the run began with. Restore them, or give a new run_dir."
-            )
+        check_same_teacher(state, self.teacher)
         super().load_state_dict(state)
-
-
-def _fingerprint(policy: Policy) -> float:
-    """Return the sum of absolute weights, to recognise the teacher."""
-    return float(sum(p.detach().double().abs().sum() for p in policy.parameters()))

@@ -7,10 +7,11 @@ from contextlib import nullcontext
 import torch
 from torch import Tensor
 
-from robopolicy.core.types import BASE_ACTION, Obs
+from robopolicy.core.types import BASE_ACTION, TASK, Obs
+from robopolicy.datasets.compatibility import number_tasks
 from robopolicy.datasets.episodes import Episodes
 from robopolicy.envs.wrappers import ChunkExecutor
-from robopolicy.policies.base import Policy, use_tasks
+from robopolicy.policies.base import Policy, use_tasks, with_bases
 
 CHUNK = 512  # frames that are encoded at a time
 
@@ -41,8 +42,15 @@ def base_actions(episodes: Episodes, base: Policy) -> Tensor:
 def read_frames(episodes: Episodes, policy: Policy) -> Obs:
     """Compute the policy's replay features [F ...] of each stored frame, with `base_actions` where it has a base.
 
-    A policy that reads instructions reads those of the dataset.
+    A policy that reads instructions reads those of the dataset. On a base, `task_index` is renumbered: what is stored
+    is read again beside online frames, which count in the env's tasks.
+
+    Raises:
+        SpecError: the policy knows an instruction of the dataset neither by its words nor by its number.
     """
+    if policy.base is not None:
+        reader = next((p for p in with_bases(policy) if TASK in p.spec.observation), policy)
+        episodes = number_tasks(episodes, reader.spec)
     beside, parts = {} if policy.base is None else {BASE_ACTION: base_actions(episodes, policy.base)}, list[Obs]()
     with nullcontext() if policy.base is not None else use_tasks(policy, episodes.tasks):
         for frames in torch.arange(episodes.num_frames).split(CHUNK):

@@ -73,7 +73,11 @@ class Replay:
     ) -> None:
         self.rows = capacity // num_envs
         if self.rows <= n_step:
-            raise DataError(f"replay capacity {capacity} holds {self.rows} rows of {num_envs} envs; n_step={n_step}")
+            least = num_envs * (n_step + 1)
+            raise DataError(
+                f"loop.replay.capacity={capacity}: expected at least num_envs·(n_step + 1) = {least}. Raise it, or "
+                "lower num_envs."
+            )
         self.num_envs, self.n_step = num_envs, n_step
         self.gamma = discount_of(horizon) if gamma is None else gamma
         self.names = None if spec is None else spec.action.names

@@ -25,7 +25,7 @@ from robopolicy.config.schema import (
     plain,
     signature,
 )
-from robopolicy.core.errors import ConfigError, closest
+from robopolicy.core.errors import ConfigError, SizeError, closest
 
 _DATA = Parameter(Any, None)  # any value
 Target = Callable[..., Any] | Described
@@ -62,7 +62,8 @@ class Factory(functools.partial[Any]):
     """A node with `_partial_: true`: the program calls it with the other keywords.
 
     Raises:
-        ConfigError: when called, a required keyword that neither the config nor the program gives.
+        ConfigError: when called, a required keyword that neither the config nor the program gives, or a size that does
+            not fit the others.
     """
 
     where: str
@@ -75,7 +76,10 @@ class Factory(functools.partial[Any]):
                 f"{join(self.where, key)}: needs a value ({describe(self.known.known[key].annotation)}), required by "
                 f"{self.func.__module__}.{self.func.__qualname__}" for key in sorted(missing)
             ))  # fmt: skip
-        return super().__call__(*given, **runtime)
+        try:
+            return super().__call__(*given, **runtime)
+        except SizeError as error:  # a constructor does not know where in the config it stands
+            raise ConfigError(join(self.where, error)) from error
 
 
 def plan_call(

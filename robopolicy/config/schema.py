@@ -35,6 +35,8 @@ Natural = Annotated[int, pydantic.Field(ge=0, description="int ≥ 0")]
 Positive = Annotated[float, pydantic.Field(gt=0.0, allow_inf_nan=False, description="float > 0")]
 NonNegative = Annotated[float, pydantic.Field(ge=0.0, allow_inf_nan=False, description="float ≥ 0")]
 Fraction = Annotated[float, pydantic.Field(ge=0.0, le=1.0, description="float from 0 to 1")]
+Rate = Annotated[float, pydantic.Field(gt=0.0, le=1.0, description="float above 0 and up to 1")]
+Decay = Annotated[float, pydantic.Field(ge=0.0, lt=1.0, description="float from 0 to below 1")]
 Side = Annotated[int, pydantic.Field(ge=1, le=4096, description="int from 1 to 4096")]  # pixels of a picture
 
 

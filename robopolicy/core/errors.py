@@ -14,6 +14,10 @@ class ConfigError(RobopolicyError):
     """A config key or value that cannot be used."""
 
 
+class SizeError(ConfigError):
+    """A size that does not fit the others of its constructor. Its message begins with the constructor's keyword."""
+
+
 class UsageError(ConfigError):
     """A command line that cannot be carried out; exit code 2."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -10,7 +11,7 @@ from torch import Tensor
 
 from robopolicy.core.errors import CheckpointError, SpecError
 from robopolicy.core.specs import PolicySpec, changes, check_action_spec, check_features
-from robopolicy.core.types import BASE_ACTION, EnvSpec
+from robopolicy.core.types import BASE_ACTION, TASK, EnvSpec
 from robopolicy.core.untrusted import read_json
 from robopolicy.datasets.episodes import Episodes
 
@@ -43,6 +44,41 @@ def misfits(
     if not abs(needed.dt - offered.dt) <= 1e-6:
         problems.append(f"dt: {needs} has a step every {needed.dt} s, {offers} every {offered.dt} s")
     return problems
+
+
+def number_tasks(episodes: Episodes, spec: PolicySpec) -> Episodes:
+    """Return the episodes with `task_index` counted in the instructions of `spec`, matched by their text.
+
+    Where `spec` reads no `task_index`, or counts as the episodes do, they are returned unchanged.
+
+    Raises:
+        SpecError: `spec` lacks the instruction of an episode.
+    """
+    if TASK not in spec.observation or TASK not in episodes.obs or episodes.tasks == spec.tasks:
+        return episodes
+    index = episodes.obs[TASK]
+    number = task_numbers(episodes.tasks, spec.tasks, used=index.unique().tolist()).to(index.device)
+    return replace(episodes, obs={**episodes.obs, TASK: number[index]}, tasks=spec.tasks)
+
+
+def task_numbers(
+    tasks: tuple[str, ...], known: tuple[str, ...], *, used: Iterable[int] | None = None, whose: str = "the policy"
+) -> Tensor:
+    """Return the number of each of `tasks` in `known`, [T] int64, matched by text; −1 where it is unused and unknown.
+
+    Args:
+        used: numbers in `tasks` that occur; None: all. whose: names the owner of `known` in the error.
+
+    Raises:
+        SpecError: `known` lacks one that is used.
+    """
+    if missing := [tasks[i] for i in (range(len(tasks)) if used is None else used) if tasks[i] not in known]:
+        raise SpecError(
+            f"tasks: the dataset holds {'; '.join(missing[:5])}, and {whose} knows {'; '.join(known[:5])}. "
+            "Instructions must be the same to the letter. Leave these episodes out of the dataset, or choose tasks "
+            "that include them."
+        )
+    return torch.tensor([known.index(text) if text in known else -1 for text in tasks])
 
 
 def check_same_spec(checkpoint: Path, spec: PolicySpec) -> None:

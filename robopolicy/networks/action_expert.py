@@ -8,9 +8,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from robopolicy.config.schema import Natural
+from robopolicy.config.schema import Count, Natural
 from robopolicy.networks.denoiser import Denoiser
 from robopolicy.networks.precision import Precision, computing
+from robopolicy.networks.sizes import check_multiple
 from robopolicy.networks.transformer import feed_forward, modulate
 
 
@@ -54,16 +55,15 @@ class ActionExpert(Denoiser):
         cond_dim: int,
         token_dim: int,
         summary_dim: int = 0,
-        width: int = 128,
-        depth: int = 4,
-        heads: int = 4,
-        ratio: int = 4,
+        width: Count = 128,
+        depth: Count = 4,
+        heads: Count = 4,
+        ratio: Count = 4,
         time_dim: Natural = 128,
         precision: Precision = "float32",
     ) -> None:
         super().__init__(cond_dim=token_dim, time_dim=time_dim, embed_dim=width, activation=nn.SiLU())
-        if width % heads:
-            raise ValueError(f"width must be a multiple of heads, found width={width}, heads={heads}")
+        check_multiple("width", width, heads, "heads")
         self.token_dim, self.summary_dim, self.depth, self.heads = token_dim, summary_dim, depth, heads
         self.precision: Precision = precision
         self.cond = nn.Linear(token_dim, depth * 2 * width)  # keys and values of every block

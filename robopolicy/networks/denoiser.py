@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from robopolicy.core.rng import draw_rows
+from robopolicy.networks.sizes import check_multiple
 
 
 class Denoiser(nn.Module):
@@ -26,6 +27,7 @@ class Denoiser(nn.Module):
 
     def __init__(self, *, cond_dim: int, time_dim: int, embed_dim: int, activation: nn.Module) -> None:
         super().__init__()
+        check_multiple("time_dim", time_dim, 2)
         self.embed_dim = embed_dim
         self.time = nn.Sequential(
             TimeFeatures(time_dim),

@@ -6,7 +6,7 @@ from functools import partial
 
 from torch import Tensor, nn
 
-from robopolicy.config.schema import Natural
+from robopolicy.config.schema import Count, Natural
 from robopolicy.networks.denoiser import Denoiser
 
 
@@ -20,7 +20,9 @@ class MLP(nn.Sequential):
         depth: number of hidden layers.
     """
 
-    def __init__(self, in_dim: int, out_dim: int, *, width: int = 256, depth: int = 2, norm: bool = False) -> None:
+    def __init__(
+        self, in_dim: int, out_dim: int, *, width: Count = 256, depth: Natural = 2, norm: bool = False
+    ) -> None:
         layers: list[nn.Module] = []
         for _ in range(depth):
             layers += [nn.Linear(in_dim, width), *([nn.LayerNorm(width)] if norm else []), nn.SiLU()]
@@ -53,8 +55,8 @@ class ResidualMLP(Denoiser):
         horizon: int,
         action_dim: int,
         cond_dim: int,
-        width: int = 256,
-        blocks: int = 1,
+        width: Count = 256,
+        blocks: Natural = 1,
         time_dim: Natural = 32,
     ) -> None:
         super().__init__(cond_dim=cond_dim, time_dim=time_dim, embed_dim=width, activation=nn.SiLU())

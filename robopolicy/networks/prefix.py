@@ -20,6 +20,7 @@ from robopolicy.core.types import IMAGES, POINTS, STATE, TASK, Obs
 from robopolicy.networks.entities import EntityTokens
 from robopolicy.networks.language import WordTower
 from robopolicy.networks.precision import Precision, computing
+from robopolicy.networks.sizes import check_multiple
 from robopolicy.networks.transformer import Attention, feed_forward
 from robopolicy.networks.vision import ConvTokens, random_shift
 
@@ -67,6 +68,7 @@ class Prefix(nn.Module):
         precision: Precision = "float32",
     ) -> None:
         super().__init__()
+        check_multiple("width", width, heads, "heads")
         keys, history = spec.observation, spec.n_obs_steps
         self.cameras = tuple(k for k in keys if k.startswith(IMAGES))
         self.floats = tuple(k for k, f in keys.items() if f.dtype == "float32" and k not in self.cameras)

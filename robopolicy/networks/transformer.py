@@ -6,8 +6,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from robopolicy.config.schema import Natural
+from robopolicy.config.schema import Count, Natural
 from robopolicy.networks.denoiser import Denoiser
+from robopolicy.networks.sizes import check_multiple
 
 
 class Transformer(Denoiser):
@@ -24,10 +25,10 @@ class Transformer(Denoiser):
         horizon: int,
         action_dim: int,
         cond_dim: int,
-        width: int = 128,
-        depth: int = 4,
-        heads: int = 4,
-        ratio: int = 4,
+        width: Count = 128,
+        depth: Natural = 4,
+        heads: Count = 4,
+        ratio: Count = 4,
         time_dim: Natural = 128,
     ) -> None:
         super().__init__(cond_dim=cond_dim, time_dim=time_dim, embed_dim=width, activation=nn.SiLU())
@@ -74,8 +75,7 @@ class Attention(nn.Module):
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
-        if width % heads:
-            raise ValueError(f"width must be a multiple of heads, found width={width}, heads={heads}")
+        check_multiple("width", width, heads, "heads")
         self.heads = heads
         self.qkv = nn.Linear(width, 3 * width)
         self.out = nn.Linear(width, width)

@@ -10,8 +10,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from robopolicy.config.schema import Natural
+from robopolicy.config.schema import Count, Natural
 from robopolicy.networks.denoiser import Denoiser, Mish
+from robopolicy.networks.sizes import check_channels, check_odd
 
 
 class UNet1d(Denoiser):
@@ -23,6 +24,9 @@ class UNet1d(Denoiser):
     Args:
         dims: channels per resolution; the chunk is halved between them.
         kernel: taps of the convolutions, odd. groups: of GroupNorm; divides every entry of `dims`.
+
+    Raises:
+        SizeError: the channels, the kernel or the time features have a size that does not fit.
     """
 
     def __init__(
@@ -31,11 +35,13 @@ class UNet1d(Denoiser):
         horizon: int,
         action_dim: int,
         cond_dim: int,
-        dims: tuple[int, ...] = (64, 128, 256),
-        kernel: int = 5,
-        groups: int = 8,
+        dims: tuple[Count, ...] = (64, 128, 256),
+        kernel: Count = 5,
+        groups: Count = 8,
         time_dim: Natural = 128,
     ) -> None:
+        check_channels(dims, groups, "groups")
+        check_odd("kernel", kernel)
         widths = list(zip((action_dim, *dims[:-1]), dims, strict=True))
         shapes = [s for a, b in widths for s in ((a, b), (b, b))] + [(dims[-1], dims[-1])] * 2
         shapes += [s for a, b in reversed(widths[1:]) for s in ((2 * b, a), (a, a))]

@@ -11,8 +11,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from robopolicy.config.schema import Count, Natural
 from robopolicy.core.rng import draw_rows
+from robopolicy.networks.sizes import check_channels, check_patch
 from robopolicy.networks.transformer import Attention, feed_forward
+
+_GROUPS = 8  # of GroupNorm
 
 
 class ConvEncoder(nn.Module):
@@ -23,7 +27,9 @@ class ConvEncoder(nn.Module):
         out_dim: F.
     """
 
-    def __init__(self, shape: tuple[int, ...], *, dims: tuple[int, ...] = (32, 64, 64, 64), out_dim: int = 64) -> None:
+    def __init__(
+        self, shape: tuple[int, ...], *, dims: tuple[Count, ...] = (32, 64, 64, 64), out_dim: Count = 64
+    ) -> None:
         super().__init__()
         self.out_dim = out_dim
         self.net = convolutions(shape[0], dims, dims[-1], halved=3)
@@ -45,16 +51,15 @@ class ViTEncoder(nn.Module):
         self,
         shape: tuple[int, ...],
         *,
-        patch: int = 8,
-        width: int = 128,
-        depth: int = 1,
-        heads: int = 4,
-        out_dim: int = 64,
+        patch: Count = 8,
+        width: Count = 128,
+        depth: Natural = 1,
+        heads: Count = 4,
+        out_dim: Count = 64,
     ) -> None:
         super().__init__()
         channels, height, breadth = shape
-        if height % patch or breadth % patch:
-            raise ValueError(f"image sides must be multiples of patch={patch}, found {height}×{breadth}")
+        check_patch(patch, height, breadth)
         self.out_dim = out_dim
         self.patches = nn.Conv2d(channels, width, patch, stride=patch)
         self.position = nn.Parameter(0.02 * torch.randn(height * breadth // patch**2, width))
@@ -86,7 +91,7 @@ class ConvTokens(MeanOutline):
         shape: (3, h, w) in pixels. dims: channels; every layer halves the resolution.
     """
 
-    def __init__(self, shape: tuple[int, ...], *, width: int, dims: tuple[int, ...] = (32, 64, 128)) -> None:
+    def __init__(self, shape: tuple[int, ...], *, width: int, dims: tuple[Count, ...] = (32, 64, 128)) -> None:
         super().__init__()
         self.net = convolutions(shape[0], dims, width, halved=len(dims))
         height, breadth = (-(-side // 2 ** len(dims)) for side in shape[1:])  # each layer rounds up
@@ -104,10 +109,9 @@ class PatchTokens(MeanOutline):
         shape: (3, h, w) in pixels, multiples of `patch`.
     """
 
-    def __init__(self, shape: tuple[int, ...], *, width: int, patch: int = 8) -> None:
+    def __init__(self, shape: tuple[int, ...], *, width: int, patch: Count = 8) -> None:
         super().__init__()
-        if shape[1] % patch or shape[2] % patch:
-            raise ValueError(f"image sides must be multiples of patch={patch}, found {shape[1]}×{shape[2]}")
+        check_patch(patch, *shape[1:])
         self.net = nn.Conv2d(shape[0], width, patch, stride=patch)
         self.count, self.outline_dim = shape[1] * shape[2] // patch**2, width  # n
         self.position = nn.Parameter(0.02 * torch.randn(self.count, width))
@@ -127,7 +131,7 @@ class KeypointTokens(nn.Module):
     """
 
     def __init__(
-        self, shape: tuple[int, ...], *, width: int, dims: tuple[int, ...] = (16, 32, 32), count: int = 32
+        self, shape: tuple[int, ...], *, width: int, dims: tuple[Count, ...] = (16, 32, 32), count: Count = 32
     ) -> None:
         super().__init__()
         self.net = convolutions(shape[0], dims, count, halved=2)
@@ -164,9 +168,10 @@ class PlainBlock(nn.Module):
 
 def convolutions(channels: int, dims: tuple[int, ...], out: int, *, halved: int) -> nn.Sequential:
     """Convolutions of 3×3 to `dims` channels, of which the first `halved` halve the resolution, and one of 1×1."""
+    check_channels(dims, _GROUPS)
     layers: list[nn.Module] = []
     for i, (a, b) in enumerate(zip((channels, *dims), dims, strict=False)):
-        layers += [nn.Conv2d(a, b, 3, stride=2 if i < halved else 1, padding=1), nn.GroupNorm(8, b), nn.SiLU()]
+        layers += [nn.Conv2d(a, b, 3, stride=2 if i < halved else 1, padding=1), nn.GroupNorm(_GROUPS, b), nn.SiLU()]
     return nn.Sequential(*layers, nn.Conv2d(dims[-1], out, 1))
 
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from robopolicy.core.errors import SpecError
+from robopolicy.core.observations import check_observation
 from robopolicy.core.specs import PolicySpec
 from robopolicy.core.types import BASE_ACTION, TASK, Metrics, Obs
 from robopolicy.datasets.episodes import Episodes
@@ -134,7 +135,8 @@ class LikelihoodPolicy(Policy):
         return (ObservationEncoder,)
 
     def encode(self, obs: Obs) -> Tensor:
-        """cond [B C] from obs [B To ...] in physical units."""
+        """cond [B C] from obs [B To ...] in physical units; raises SpecError as `check_observation`."""
+        check_observation(obs, self.spec)
         return self.encoder(self.normalizer.observation(obs))
 
     @abstractmethod
@@ -197,11 +199,7 @@ class DenoisingPolicy(Policy):
 
     @abstractmethod
     def unroll(self, cond: Tensor) -> Iterator[DenoisingStep]:
-        """Yield the steps of `sample`, the noisiest first, for samplers that steer the chain in between.
-
-        Args:
-            cond: [B C].
-        """
+        """Yield the steps of `sample` at cond [B C], the noisiest first; samplers steer the chain in between."""
 
     @abstractmethod
     def finetuned_parameters(self) -> list[nn.Parameter]:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from robopolicy.config.schema import Count, Fraction, Natural
 from robopolicy.core.errors import ConfigError, RobopolicyError
+from robopolicy.core.observations import check_observation
 from robopolicy.core.specs import PolicySpec
 from robopolicy.core.types import Metrics, Obs, newest
 from robopolicy.networks.denoiser import Denoiser, sees_time
@@ -108,7 +109,8 @@ class ChunkDenoiser(DenoisingPolicy):
         return [] if self.finetuned is None else [p for p in self.finetuned.parameters() if p.requires_grad]
 
     def encode(self, obs: Obs) -> Tensor:
-        """Encode obs [B To ...] in physical units as cond [B C]."""
+        """Encode obs [B To ...] in physical units as cond [B C]; raises SpecError as `check_observation`."""
+        check_observation(obs, self.spec)
         return self.encoder(self.normalizer.observation(obs))
 
     @torch.no_grad()

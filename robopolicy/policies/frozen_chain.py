@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from robopolicy.config.instantiate import value_of
 from robopolicy.config.schema import Node
 from robopolicy.core.errors import ConfigError, SpecError
 from robopolicy.core.specs import PolicySpec
@@ -88,13 +89,16 @@ def around(
 
     Raises:
         SpecError: the base has no denoising chain, is a flow of LeRobot, or reads a retrieval memory.
-        ConfigError: a fine-tuned base, or one of this kind with other options.
+        ConfigError: a fine-tuned base, or one of this kind with other options or another sampler.
     """
     if isinstance(base, kind):
+        node: dict[str, Any] = base.config["policy"]
         own = {k: base.config[k] for k in options}
-        if own != options:
+        own |= {"sampling": {k: value_of(node, "policy", k) for k in sampling}} if sampling else {}
+        wanted = {**options, **({"sampling": sampling} if sampling else {})}
+        if own != wanted:
             raise ConfigError(
-                f"base: is {name} with {own}, and cannot go on with {options}. Set policy.* to the former, or give "
+                f"base: is {name} with {own}, and cannot go on with {wanted}. Set policy.* to the former, or give "
                 "the base that it was made from."
             )
         return base
@@ -109,8 +113,8 @@ def around(
             f"policy={name} takes a policy as it was imitated. Give the one before fine-tuning, e.g. that of algo=bc."
         )
     frozen = resampled(chain, sampling, "policy.sampling")
-    node = {"_target_": name, "policy": frozen.config, **options}
-    policy = build_policy(node, spec=frozen.spec, normalizer=frozen.normalizer)
+    made = {"_target_": name, "policy": frozen.config, **options}
+    policy = build_policy(made, spec=frozen.spec, normalizer=frozen.normalizer)
     assert isinstance(policy, kind)
     policy.chain.load_state_dict(frozen.state_dict())
     return policy.to(chain.times.device).eval()

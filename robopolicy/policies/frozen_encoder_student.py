@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from robopolicy.config.schema import Node, NonNegative, Positive
 from robopolicy.core.errors import ConfigError, SpecError
+from robopolicy.core.observations import check_observation
 from robopolicy.core.specs import PolicySpec
 from robopolicy.core.types import TASK, Obs
 from robopolicy.datasets.episodes import Episodes
@@ -21,7 +22,7 @@ from robopolicy.policies.base import SEEN, Policy
 from robopolicy.policies.factory import build_policy
 from robopolicy.policies.gaussian import GaussianPolicy
 from robopolicy.policies.normalizer import Normalizer
-from robopolicy.policies.vla import VLAPolicy, check_observation, prefix_node
+from robopolicy.policies.vla import VLAPolicy, prefix_node
 
 _AT_ONCE = 256  # frames of a dataset that are encoded at a time
 
@@ -91,11 +92,6 @@ class FrozenEncoderStudent(GaussianPolicy):
             encoder=lambda spec: PrefixEncoder(spec, prefix=prefix),
         )  # fmt: skip
 
-    def encode(self, obs: Obs) -> Tensor:
-        """See VLAPolicy."""
-        check_observation(obs, self.spec)
-        return super().encode(obs)
-
     @torch.no_grad()
     def precompute_features(self, obs: Obs, episode: Tensor) -> Obs:
         """Encode every frame as `seen` [F S]; policies that read several frames precompute nothing.
@@ -124,7 +120,7 @@ class FrozenEncoderStudent(GaussianPolicy):
 def make_frozen_encoder_student(
     base: Policy,
     *,
-    demos: Episodes | None = None,
+    episodes: Episodes | None = None,
     network: Node,
     min_std: NonNegative = 0.01,
     initial_std: Positive = 0.1,
@@ -136,24 +132,24 @@ def make_frozen_encoder_student(
 
     Args:
         base: a VLAPolicy; a FrozenEncoderStudent is returned unchanged.
-        demos: demonstrations to learn from, whose instructions become the student's; None: the base's.
+        episodes: demonstrations to learn from, whose instructions become the student's; None: the base's.
         network: node of what makes the mean's network. min_std, initial_std, imitate_std: see GaussianPolicy.
 
     Raises:
-        SpecError: the base is another policy or has a retrieval memory, or cannot follow the instructions of `demos`.
+        SpecError: the base is another policy, has a retrieval memory, or cannot follow the dataset's instructions.
         ConfigError: a FrozenEncoderStudent that was made with other options.
     """
     options = {"network": network, "min_std": min_std, "initial_std": initial_std, "imitate_std": imitate_std}
     if isinstance(base, FrozenEncoderStudent):
-        return _as_it_is(base, demos, options)
+        return _as_it_is(base, episodes, options)
     if not isinstance(base, VLAPolicy) or base.memory is not None:
         found = type(base).__name__ + (" with a memory" if base.memory is not None else "")
         raise SpecError(
             "base: policy=frozen_encoder_student encodes observations by the prefix of a policy=vla, found "
             f"{found}. Give the VLA itself; to encode images that another policy reads, use algo=bc policy=gaussian."
         )
-    if demos is not None:
-        base.set_tasks(demos.tasks)
+    if episodes is not None:
+        base.set_tasks(episodes.tasks)
     prefix = {**prefix_node(base), "precision": base.encoder.precision}
     node = {"_target_": "frozen_encoder_student", "prefix": prefix, **options}
     policy = build_policy(node, spec=base.spec, normalizer=copy.deepcopy(base.normalizer))
@@ -162,7 +158,7 @@ def make_frozen_encoder_student(
     return policy.to(base.times.device)
 
 
-def _as_it_is(base: FrozenEncoderStudent, demos: Episodes | None, options: dict[str, Any]) -> FrozenEncoderStudent:
+def _as_it_is(base: FrozenEncoderStudent, episodes: Episodes | None, options: dict[str, Any]) -> FrozenEncoderStudent:
     """Return `base` after checking that it was made with the same options."""
     config: dict[str, Any] = base.config
     if others := {k: v for k, v in options.items() if config.get(k) != v}:
@@ -171,6 +167,6 @@ def _as_it_is(base: FrozenEncoderStudent, demos: Episodes | None, options: dict[
             f"policy: the base is a student already, made with {own}, and goes on as it is; found {others}. Set "
             "policy.* to the former, or give the VLA that it was made from as base=."
         )
-    if demos is not None:
-        base.set_tasks(demos.tasks)
+    if episodes is not None:
+        base.set_tasks(episodes.tasks)
     return base

@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 from typing import Any
 
+from robopolicy.config.instantiate import value_of
+from robopolicy.config.schema import plain
 from robopolicy.core.errors import ConfigError, SpecError
 from robopolicy.datasets.episodes import Episodes
 from robopolicy.policies.base import Policy
@@ -27,7 +29,8 @@ def in_context(base: Policy, episodes: Episodes, *, retrieval: dict[str, Any] | 
             `thumbnail`.
 
     Raises:
-        ConfigError: `retrieval` has other keys. SpecError: another base, or it cannot read the demonstrations.
+        ConfigError: `retrieval` has other keys, or other values than a base that is a RICLPolicy.
+        SpecError: another base, or it cannot read the demonstrations.
         CheckpointError: the base's weights are not those of its config.
     """
     if strange := sorted(set(retrieval or {}) - _OPTIONS):
@@ -37,6 +40,12 @@ def in_context(base: Policy, episodes: Episodes, *, retrieval: dict[str, Any] | 
         raise SpecError(f"base: policy=ricl_adapted goes on from a policy=vla as imitation left it, found {found}")
     base.set_tasks(episodes.tasks)
     if isinstance(base, RICLPolicy):
+        wanted = plain(retrieval or {})
+        if (own := {k: value_of(base.config, "policy", k) for k in wanted}) != wanted:
+            raise ConfigError(
+                f"policy.retrieval: the base retrieves with {plain(own)}, and cannot go on with {wanted}. Set it to "
+                "the former or to null, or give the VLA that the base was made from."
+            )
         base.set_retrieval_memory(episodes)
         return base
     config: dict[str, Any] = base.config

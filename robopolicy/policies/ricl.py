@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from robopolicy.config.schema import Count, Fraction, NonNegative
 from robopolicy.core.errors import ConfigError, SpecError
+from robopolicy.core.observations import check_observation
 from robopolicy.core.rng import draw_rows
 from robopolicy.core.specs import PolicySpec, state_columns
 from robopolicy.core.types import STATE, TASK, Obs
@@ -26,7 +27,7 @@ from robopolicy.datasets.episodes import Episodes
 from robopolicy.datasets.retrieval import Memory, Retrieved
 from robopolicy.policies.normalizer import ACTION, Normalizer
 from robopolicy.policies.retrieval_key import other_episodes, retrieval_key
-from robopolicy.policies.vla import VLAPolicy, check_observation
+from robopolicy.policies.vla import VLAPolicy
 
 _KEY, _FRAME, _DISTANCE = "retrieval.key", "retrieval.frame", "retrieval.distance"  # added by `precompute_features`
 _POOL = 64  # other episodes that a training frame's context is drawn from

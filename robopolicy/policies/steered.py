@@ -98,7 +98,7 @@ def make_steered(
     """
     options = {"hidden": list(hidden), "bound": bound}
     if isinstance(base, SteeredPolicy):
-        return around(base, SteeredPolicy, "steered", options, {})
+        return around(base, SteeredPolicy, "steered", options, sampling or {})
     still: dict[str, Any] = {"noise_level": 0.0}
     if isinstance(chain_of(base), DiffusionPolicy):
         still = {"sampler": "ddim", "eta": 0.0}

@@ -19,6 +19,8 @@ def interval(steps: int, *, most: int) -> int:
 class LogWindow:
     """Means of the metrics over `every` updates, and the updates per second.
 
+    A metric that only some updates have is averaged over these.
+
     `means`: of the last full window.
     """
 
@@ -26,26 +28,30 @@ class LogWindow:
         self.every = every
         self.means: Metrics = {}
         self._sums: Metrics = {}
-        self._count = 0  # updates in the sums
+        self._count = 0  # updates in the window
+        self._counts: dict[str, int] = {}  # of these, the updates that had each metric
         self._clock = (time.perf_counter(), 0)  # beginning of the window in this process; updates since
 
     def add(self, metrics: Metrics, step: int, tracker: LogsMetrics) -> None:
         """Add the metrics of the update that ended at `step`; log the means where the window is full."""
         for name, value in metrics.items():
             self._sums[name] = self._sums.get(name, 0.0) + value
+            self._counts[name] = self._counts.get(name, 0) + 1
         self._count += 1
         self._clock = (self._clock[0], self._clock[1] + 1)
         if step % self.every:
             return
-        self.means = {name: total / self._count for name, total in self._sums.items()}
+        self.means = {name: total / self._counts[name] for name, total in self._sums.items()}
         speed = self._clock[1] / max(1e-9, time.perf_counter() - self._clock[0])
         tracker.log({f"train/{k}": v for k, v in self.means.items()} | {"train/updates_per_s": speed}, step)
-        self._sums, self._count, self._clock = {}, 0, (time.perf_counter(), 0)
+        self._sums, self._counts, self._count, self._clock = {}, {}, 0, (time.perf_counter(), 0)
 
     def state_dict(self) -> dict[str, Any]:
         """The state of a window, to be saved beside the `step` of the training."""
-        return {"sums": self._sums, "means": self.means, "count": self._count}
+        return {"sums": self._sums, "means": self.means, "count": self._count, "counts": self._counts}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._sums, self.means = dict(state["sums"]), dict(state["means"])
         self._count = int(state.get("count", state["step"] % self.every))  # older checkpoints have none
+        counts = state.get("counts") or dict.fromkeys(self._sums, self._count)  # the same
+        self._counts = {name: int(count) for name, count in counts.items()}

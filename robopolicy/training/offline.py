@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 from robopolicy.buffers.recorded_rollouts import with_successes
 from robopolicy.config.schema import Count, Fraction, Natural
-from robopolicy.core.errors import DataError
+from robopolicy.core.errors import CheckpointError, ConfigError, DataError
 from robopolicy.core.protocols import Checkpoints, LogsMetrics
 from robopolicy.core.rng import seed_generators, step_seed
 from robopolicy.core.types import Algorithm, Metrics
 from robopolicy.core.untrusted import refusing
 from robopolicy.datasets.batches import Batches
+from robopolicy.datasets.compatibility import number_tasks
 from robopolicy.datasets.episodes import Episodes, succeeded, take
 from robopolicy.policies.base import Policy
 from robopolicy.runs.log_window import LogWindow, interval
@@ -63,20 +65,28 @@ def offline(
         Means over the last log interval, `steps`, and `wall_s`, seconds in this process.
 
     Raises:
-        SpecError, DataError: see with_successes and chosen_episodes.
+        ConfigError: `held_out` without rollouts. SpecError, DataError: see with_successes and chosen_episodes.
+        CheckpointError: the data of a resumed run has changed.
     """
+    if held_out and not rollouts:
+        raise ConfigError(
+            f"loop.held_out={held_out:g}: is a share of loop.rollouts, and none are given. The dataset is learned from "
+            "whole. Leave held_out out, or give loop.rollouts.own=<path>."
+        )
     check_algorithm(algo, Algorithm, "offline")
     began = time.perf_counter()
     policy, device = algo.policy, next(algo.policy.parameters()).device
     episodes = chosen_episodes(episodes, only_success)
     if rollouts:
         episodes = with_successes(episodes, rollouts, policy, held_out)
+    episodes = number_tasks(episodes, policy.spec)
     batches = Batches(
         episodes, policy.spec, batch_size=batch_size or USUAL, seed=seed, device=device,
         precompute_features=policy.precompute_features, shared=True,
     )  # fmt: skip
     step, best, window = 0, -1.0, LogWindow(log_every or interval(steps, most=100))  # best: success rate
     if (state := checkpointer.latest()) is not None:
+        _check_same_frames(state, episodes)
         with refusing("checkpoint: state.json"):
             step, best = int(state["step"]), float(state["best"])
             window.load_state_dict(state)
@@ -98,8 +108,18 @@ def offline(
                 best, better = max(best, result["success_rate"]), result["success_rate"] >= best
             if (save_every and step % save_every == 0) or step == steps or better or checkpointer.requested:
                 state = {"step": step, "algo": algo.state_dict(), "best": best, **window.state_dict()}
+                state["recorded"] = episodes.num_frames
                 checkpointer.save(step, policy=algo.policy, state=state, best=better)
     return {**window.means, "steps": step, "wall_s": time.perf_counter() - began}
+
+
+def _check_same_frames(state: Mapping[str, Any], episodes: Episodes) -> None:
+    """Raise CheckpointError unless a saved `state` was reached with as many frames; older checkpoints do not say."""
+    if state.get("recorded", episodes.num_frames) != episodes.num_frames:
+        raise CheckpointError(
+            f"dataset, loop.rollouts, loop.held_out, loop.only_success: {episodes.num_frames} frames are learned from, "
+            f"and the run began with {state['recorded']}. Restore them, or give a new run_dir."
+        )
 
 
 def chosen_episodes(episodes: Episodes, only_success: bool | None) -> Episodes:

@@ -9,9 +9,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from torch import nn
+
 from robopolicy.config.instantiate import open_arguments
-from robopolicy.config.schema import TARGET
-from robopolicy.core.errors import SpecError
+from robopolicy.config.registry import resolve
+from robopolicy.config.schema import TARGET, signature
+from robopolicy.core.errors import ConfigError, SpecError
 from robopolicy.core.specs import PolicySpec, check_fits, with_cameras
 from robopolicy.core.types import BASE_ACTION, POINTS, RENDERED, TASK, EnvSpec, VecEnv
 from robopolicy.datasets.compatibility import check_same_spec, check_same_statistics
@@ -34,7 +37,12 @@ def load_base(config: TrainConfig, env: VecEnv | None, resumed: Path | None) -> 
 
     Args:
         resumed: newest checkpoint of the run, which holds a copy of the base; None: the run begins.
+
+    Raises:
+        ConfigError: a base is needed and not given, or a base or a teacher is given that nothing would use.
     """
+    if not resumed:
+        _check_used(config)
     if config.base is None:
         if "base" in open_arguments(config.policy_node, "policy"):
             fix = f"Give base=<run directory> of a trained policy, or base={ZERO_ACTION} to learn from scratch."
@@ -49,6 +57,23 @@ def load_base(config: TrainConfig, env: VecEnv | None, resumed: Path | None) -> 
         path = path / "base" if (path / "base").is_dir() else path
     with _naming("base", config.base, env):
         return load_policy(path, device=config.torch_device, env=None if env is None else env.spec)
+
+
+def _check_used(config: TrainConfig) -> None:
+    """Raise ConfigError for a base that neither policy nor algorithm takes, and for a teacher without a pupil."""
+    policy, algo = (signature(resolve(node, slot), node).known for node, slot in
+                    ((config.policy_node, "policy"), (config.algo_node, "algo")))  # fmt: skip
+    if config.base is not None and "base" not in policy and "base" not in algo:
+        raise ConfigError(
+            f"base={config.base}: expected a policy that is built on a base, found "
+            f"policy={config.policy_node[TARGET]}, which would learn from scratch. Set policy=finetuned to refine the "
+            "base, policy=vla_adapted to go on imitating with a VLA, or leave base out."
+        )
+    if config.teacher is not None and "teacher" not in algo:
+        raise ConfigError(
+            f"teacher={config.teacher}: expected an algorithm that learns from a teacher, found "
+            f"algo={config.algo_node[TARGET]}. Set algo=distill or algo=rpd, or leave teacher out."
+        )
 
 
 def load_teacher(config: TrainConfig, env: VecEnv | None) -> Policy | None:
@@ -95,6 +120,24 @@ def build_policy_for(
             check_same_statistics(resumed, policy.state_dict(), weights, dataset=config.dataset)
         load_weights(policy, weights, skip="base." if policy.base is not None else "", where=str(resumed))
     return policy
+
+
+def warn_of_random_encoder(config: TrainConfig, policy: Policy) -> None:
+    """Warn where an algorithm froze the encoder of a policy that begins from scratch: its weights stay random.
+
+    The vectors that identify tasks may be random.
+    """
+    encoder = getattr(policy, "encoder", None)
+    if config.base is not None or not isinstance(encoder, nn.Module):
+        return
+    weights = [p for name, p in encoder.named_parameters() if not name.startswith("task.")]
+    if weights and not any(p.requires_grad for p in weights):
+        _log.warning(
+            "policy: algo=%s trains no encoder, and this policy's begins with random weights and keeps them. Set "
+            "cameras=[] points=[] to read the state alone, or begin with an imitated policy: policy=finetuned "
+            "base=<run of algo=bc>.",
+            config.algo_node[TARGET],
+        )  # fmt: skip
 
 
 def _normalizer(

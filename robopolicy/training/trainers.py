@@ -24,7 +24,7 @@ from robopolicy.training.builders import (
     required,
     wrap_env,
 )
-from robopolicy.training.policy_builders import build_policy_for, load_base, load_teacher
+from robopolicy.training.policy_builders import build_policy_for, load_base, load_teacher, warn_of_random_encoder
 from robopolicy.training.ranked import check_supported, check_weights
 from robopolicy.training.teacher_episodes import with_teacher_episodes
 from robopolicy.training.train_config import TrainConfig
@@ -98,6 +98,7 @@ def _reinforce(config: TrainConfig, checkpointer: Checkpointer, *, reads: bool) 
     policy = build_policy_for(config, env=env, base=base, demonstrations=demos, resumed=resumed)
     teacher = load_teacher(config, env)
     algo = build_algorithm(config, policy, demonstrations=demos, teacher=teacher, resumed=resumed is not None)
+    warn_of_random_encoder(config, policy)
     wrapped = wrap_env(config, env, policy, teacher)
     validation = build_evaluation(config)
     evaluate, eval_every = build_gate(config, algo=algo, env=env, evaluation=validation)

@@ -10,8 +10,10 @@ import torch
 
 from robopolicy.algos.chunk_checks import ChunkChecks
 from robopolicy.buffers.chunk_replay_buffer import ChunkBatch
+from robopolicy.policies.steered import make_steered
 from tests.algos.test_chunk_critic import KINDS, batch_of, make, policy_of
 from tests.algos.test_dppo import base
+from tests.policies.test_steered import base_of
 
 SPREAD_Q = torch.linspace(-1.0, 1.0, 16).expand(3, 16)  # [E B] heads that agree
 
@@ -85,3 +87,17 @@ def test_one_step_without_noise_explores_nothing(
 ):
     ChunkChecks(base(made, finetuned_steps=1, **options))
     assert [r.getMessage().split(":")[0] for r in caplog.records] == ["policy.sampling.sampling_steps"] * lines
+
+
+@pytest.mark.parametrize(("made", "names", "not_names"), [
+    (lambda: base("flow", finetuned_steps=1, sampling_steps=1), "noise_level: 0.5", "sampler"),
+    (lambda: base("still", finetuned_steps=1, sampling_steps=1), "sampler: ddim, eta: 1.0", "noise_level"),
+    (lambda: make_steered(base_of("flow", sampling_steps=1)), "sampling_steps: 4", "noise_level"),
+], ids=["flow", "ddim", "steered"])  # fmt: skip
+def test_the_remedy_of_one_step_is_one_that_the_policy_takes(
+    caplog: pytest.LogCaptureFixture, made: Any, names: str, not_names: str
+):
+    ChunkChecks(made())
+    (line,) = [r.getMessage() for r in caplog.records]
+    advice = line.split("policy.sampling=")[1]
+    assert names in advice and not_names not in advice

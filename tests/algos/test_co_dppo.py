@@ -10,7 +10,7 @@ import torch
 
 from robopolicy.algos.co_dppo import CoDPPO
 from robopolicy.algos.dppo import DPPO
-from robopolicy.core.errors import ConfigError, SpecError
+from robopolicy.core.errors import CheckpointError, ConfigError, SpecError
 from robopolicy.core.types import STATE
 from robopolicy.datasets.episodes import Episodes
 from robopolicy.policies.base import use_tasks
@@ -119,3 +119,11 @@ def test_a_policy_that_reads_is_told_the_data_s_own_words_for_as_long_as_it_look
     numbered.spec = spec
     with pytest.raises(SpecError, match="by number"), use_tasks(numbered, ("halt",)):
         pass
+
+
+def test_a_run_goes_on_with_its_own_data_alone():
+    state = make().state_dict()
+    with pytest.raises(CheckpointError, match=r"dataset: holds 80 frames, and the run began with 60"):
+        make(episodes=data(80)).load_state_dict(state)
+    del state["recorded"]
+    make(episodes=data(80)).load_state_dict(state)  # an older checkpoint

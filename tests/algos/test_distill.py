@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from robopolicy.algos.distill import Distill
-from robopolicy.core.errors import ConfigError, SpecError
-from robopolicy.core.types import STATE, Feature
+from robopolicy.core.errors import CheckpointError, ConfigError, SpecError
+from robopolicy.core.types import STATE, TASK, Feature
 from robopolicy.networks.mlp import MLP, ResidualMLP
 from robopolicy.policies.base import Policy
 from robopolicy.policies.denoising import ChunkDenoiser
@@ -169,3 +169,48 @@ def test_the_encoder_of_the_teacher_is_taken_over_where_both_normalise_alike() -
     assert not same(teacher, own)
     Distill(own, teacher, steps=1)
     assert same(teacher, own)
+
+
+def with_tasks(policy: Any, *tasks: str) -> Any:
+    observation = {**policy.spec.observation, TASK: Feature((), "int64")}
+    policy.spec = replace(policy.spec, observation=observation, tasks=tasks)
+    return policy
+
+
+def test_a_teacher_is_given_its_own_numbers_of_the_tasks() -> None:
+    teacher, own = with_tasks(base("flow"), "lift", "push", "pull"), with_tasks(student(), "pull", "lift")
+    asked = list[Tensor]()
+
+    def act(obs: dict[str, Tensor], *, noise: Tensor) -> Tensor:
+        asked.append(obs[TASK])
+        return noise
+
+    teacher.act = act
+    algo = Distill(own, teacher, steps=1)
+    algo.chunk({**batch_of(2), TASK: torch.tensor([[0], [1]])}, torch.zeros(2, *own.noise_shape))
+    assert asked[0].tolist() == [[2], [0]]
+    with pytest.raises(SpecError, match=r"holds fold, and the teacher knows lift"):
+        Distill(with_tasks(student(), "fold"), teacher, steps=1)
+
+
+def test_a_run_goes_on_with_its_own_teacher_alone() -> None:
+    state = Distill(student(), base("flow"), steps=1).state_dict()
+    other = base("flow")
+    with torch.no_grad():
+        next(other.network.parameters()).add_(1.0)
+    algo = Distill(student(), other, steps=1)
+    with pytest.raises(CheckpointError, match="teacher: its weights are not those"):
+        algo.load_state_dict(state)
+    del state["teacher"]
+    algo.load_state_dict(state)  # an older checkpoint
+
+
+@pytest.mark.parametrize(("key", "value"), [("noise_samples", 4), ("time_distribution", "beta")])
+def test_options_of_imitation_are_refused(key: str, value: Any) -> None:
+    with pytest.raises(ConfigError, match=rf"policy\.{key}: expected its default, .*found {value}"):
+        Distill(student(**{key: value}), base("flow"), steps=1)
+
+
+def test_a_fine_tuned_student_is_refused() -> None:
+    with pytest.raises(ConfigError, match="has a fine-tuned copy of its denoiser"):
+        Distill(student(finetuned_steps=1), base("flow"), steps=1)

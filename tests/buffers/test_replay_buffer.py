@@ -106,7 +106,7 @@ def test_resume_samples_the_same():
 
 
 def test_too_small_or_too_empty_is_an_error():
-    with pytest.raises(DataError, match="n_step=3"):
+    with pytest.raises(DataError, match=r"loop\.replay\.capacity=6: "):
         Replay(capacity=6, num_envs=2, n_step=3, gamma=GAMMA)
     replay = Replay(capacity=40, num_envs=2, n_step=3, gamma=GAMMA)
     push(replay, 0)
@@ -156,3 +156,9 @@ def test_the_discount_follows_the_horizon(horizon: int, gamma: float) -> None:
 def test_a_discount_without_a_horizon_must_be_given() -> None:
     with pytest.raises(ConfigError, match=r"loop\.replay\.gamma: is chosen by the env's horizon"):
         Replay(capacity=100, num_envs=2, n_step=3)
+
+
+def test_a_capacity_that_holds_no_window_is_named() -> None:
+    with pytest.raises(DataError, match=r"loop\.replay\.capacity=64: expected at least .* = 128\. Raise it"):
+        Replay(capacity=64, num_envs=32, n_step=3, gamma=GAMMA)
+    Replay(capacity=128, num_envs=32, n_step=3, gamma=GAMMA)

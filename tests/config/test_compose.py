@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
 import re
 from pathlib import Path
@@ -184,7 +185,8 @@ def test_mistakes_get_one_clear_sentence(overrides: list[str], message: str) -> 
                        "algo.penalty_final=.inf", "loop.updates_per_step=0"]),
         ("float ≥ 0", ["policy.gripper_scale=-1", "policy.widen=-1", "algo.target_noise=-1", "algo.penalty=-1",
                        "algo.target_noise_clip=-1", "algo.exploration_std=-1", "algo.warmup_std=-1"]),
-        ("float from 0 to 1", ["algo.tau=1.5", "loop.demo_fraction=-0.5"]),
+        ("float above 0 and up to 1", ["algo.tau=1.5", "algo.tau=0", "algo.average=0"]),
+        ("float from 0 to 1", ["loop.demo_fraction=-0.5"]),
         ("float from 0 to 1 | null", ["loop.replay.gamma=1.1"]),
         ("[int ≥ 1, …]", ["policy.hidden=[256,0]"]),
     ],
@@ -435,3 +437,15 @@ def test_a_group_may_be_given_as_null() -> None:
         compose(find_verb("train"), ["run_dir=x", "dataset=d", "network=null"], checked=False)["policy"]["network"]
         is None
     )
+
+
+def test_a_file_system_without_locks_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_locks(*_: Any) -> None:
+        raise OSError(errno.ENOSYS, "Function not implemented")
+
+    monkeypatch.setattr("robopolicy.runs.run_dir.fcntl.flock", no_locks)
+    with (
+        pytest.raises(ConfigError, match=r"run_dir=.*no locks .*Mount it with the option flock"),
+        open_run(tmp_path, {}),
+    ):
+        pass

@@ -5,7 +5,7 @@ from functools import partial
 import pytest
 import torch
 
-from robopolicy.core.errors import SpecError
+from robopolicy.core.errors import ConfigError, SpecError
 from robopolicy.core.types import STATE, TASK, Feature
 from robopolicy.networks.encoders import ObservationEncoder
 from robopolicy.networks.mlp import MLP
@@ -101,7 +101,7 @@ def test_convolutions_get_channels_first(tower):
 
 
 def test_vit_names_a_side_that_is_no_multiple():
-    with pytest.raises(ValueError, match="patch=8, found 30×32"):
+    with pytest.raises(ConfigError, match="patch: expected a divisor of the picture's sides 30×32, found 8"):
         ViTEncoder((3, 30, 32))
 
 

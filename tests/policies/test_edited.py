@@ -112,3 +112,12 @@ def test_bases_that_cannot_be_edited_are_refused():
     with pytest.raises(ConfigError, match=r"policy\.policy: expected a frozen diffusion"):
         build({"_target_": "edited", "policy": {**NODES["flow"], "finetuned_steps": 2}, "critic": CRITIC}, "policy",
               spec=base.spec, normalizer=base.normalizer)  # fmt: skip
+
+
+def test_another_sampler_than_that_of_an_edited_base_is_refused():
+    policy = edited_of(sampling={"sampling_steps": 3})
+    more = {"critic": CRITIC, "samples": 3, "hidden": (16,)}
+    assert make_edited(policy, **more, sampling={"sampling_steps": 3}) is make_edited(policy, **more) is policy
+    with pytest.raises(ConfigError, match=r"base: is edited with .*'sampling_steps': 3.*'sampling_steps': 2"):
+        make_edited(policy, **more, sampling={"sampling_steps": 2})
+    assert make_edited(unchanged := edited_of(), **more, sampling={"noise_level": 0.0}) is unchanged, "its default"

@@ -120,13 +120,13 @@ def test_of_several_frames_nothing_is_remembered_and_the_newest_task_counts():
 def test_it_learns_the_sentences_of_its_demonstrations():
     base = make()
     demos = toy(torch.randn(40, 1), torch.randn(40, ACTION.dim))
-    policy = student(base, demos=replace(demos, tasks=("stop", "go left")))
+    policy = student(base, episodes=replace(demos, tasks=("stop", "go left")))
     assert policy.spec.tasks == ("stop", "go left") and policy.encoder.tasks == 2
     obs = look(2)
     same = student(make()).encoder.summary(policy.normalizer.observation({**obs, TASK: torch.tensor([[2], [0]])}))
     torch.testing.assert_close(policy.encoder.summary(policy.normalizer.observation(obs)), same)
     with pytest.raises(SpecError, match="apart by number"):
-        student(policy, demos=replace(demos, tasks=("go left", "stop")))
+        student(policy, episodes=replace(demos, tasks=("go left", "stop")))
 
 
 def test_a_student_goes_on_as_it_is_and_not_with_other_options():

@@ -12,6 +12,9 @@ from safetensors.torch import load, save
 from torch import Tensor, nn
 
 from robopolicy.algos.bc import BC
+from robopolicy.config.plan import plan_call
+from robopolicy.config.registry import resolve
+from robopolicy.core.errors import ConfigError, SpecError
 from robopolicy.core.types import STATE, TASK, Feature
 from robopolicy.networks.mlp import MLP, ResidualMLP
 from robopolicy.networks.transformer import Transformer
@@ -21,9 +24,12 @@ from robopolicy.policies.diffusion import DiffusionPolicy
 from robopolicy.policies.flow import FlowPolicy
 from robopolicy.policies.gaussian import GaussianPolicy
 from robopolicy.policies.normalizer import Normalizer
+from robopolicy.policies.residual import ResidualPolicy
+from robopolicy.policies.steered import make_steered
 from robopolicy.training.offline import offline
-from tests.fakes import MemoryCheckpoints, NoTracker
-from tests.toy import ACTION, policy, random_episodes, spec, two_modes
+from tests.fakes import MemoryCheckpoints, NoTracker, PointPolicy
+from tests.policies.test_steered import base_of
+from tests.toy import ACTION, OBSERVATION, policy, random_episodes, spec, two_modes
 
 DATA = random_episodes()
 SMALL_MLP = partial(MLP, width=64, depth=2)
@@ -273,3 +279,46 @@ def test_a_part_of_a_policy_has_a_weight_decay_of_its_own() -> None:
     BC(still, steps=10, lr=0.1, warmup=0, weight_decay=0.5, part_decay={"two": 2.0}).update({})  # type: ignore[arg-type]
     kept = {k: float((v.detach() / before[k]).mean()) for k, v in still.named_parameters()}
     assert kept == pytest.approx({"one.weight": 0.95, "one.bias": 1.0, "two.weight": 0.8, "two.bias": 1.0})
+
+
+@every
+def test_a_picture_that_is_already_scaled_is_refused(name: str) -> None:
+    """Taken as uint8 it would be black."""
+    kind, options = POLICIES[name]
+    camera = "observation.images.front"
+    seeing = spec(observation={**OBSERVATION, camera: Feature((3, 16, 16), "uint8")})
+    options = {"network": partial(ResidualMLP, width=64, time_dim=16), **options}
+    made = kind(seeing, Normalizer.from_limits(seeing.observation, seeing.action), **options)
+    obs = {STATE: torch.zeros(2, 1, 3), camera: torch.full((2, 1, 3, 16, 16), 255, dtype=torch.uint8)}
+    assert made.act(obs).shape == (2, 4, 2)
+    with pytest.raises(SpecError, match=r"expected uint8 from 0 to 255, found torch.float32 from 1 to 1"):
+        made.act({**obs, camera: obs[camera] / 255})
+
+
+def test_parts_with_a_weight_decay_of_their_own_are_known_and_do_not_overlap() -> None:
+    ours = make("flow")
+    with pytest.raises(ConfigError, match=r"algo\.part_decay\.netwrok: .*Did you mean 'network'"):
+        BC(ours, steps=1, part_decay={"netwrok": 0.1})
+    with pytest.raises(ConfigError, match=r"algo\.part_decay\.network\.out: .*lies in network"):
+        BC(ours, steps=1, part_decay={"network": 0.1, "network.out": 0.2})
+
+
+def test_what_is_not_trained_by_imitation_is_refused_by_name() -> None:
+    point, limits = PointPolicy(), Normalizer.from_limits(PointPolicy().spec.observation, PointPolicy().spec.action)
+    residual = ResidualPolicy(point.spec, limits, point, hidden=(8,))
+    for other, reason in (
+        (residual, "ResidualPolicy, which corrects a base"),
+        (make_steered(base_of()), "SteeredPolicy, which has no imitation loss"),
+        (policy(FlowPolicy, DATA, finetuned_steps=1), "FlowPolicy, which has a fine-tuned copy"),
+    ):
+        with pytest.raises(ConfigError, match=f"policy: .*found a {reason}"):
+            BC(other, steps=1)
+
+
+@pytest.mark.parametrize(("algo", "key", "value", "expected"), [
+    ("bc", "betas", [0.9, 1.0], "float from 0 to below 1"), ("residual", "average", 0.0, "float above 0"),
+    ("ogpo", "tau", 0.0, "float above 0"),
+])  # fmt: skip
+def test_rates_that_learn_nothing_are_refused(algo: str, key: str, value: Any, expected: str) -> None:
+    _, found = plan_call(resolve({"_target_": algo}, "algo"), {key: value}, "algo", None)
+    assert len(found) == 1 and found[0].startswith(f"algo.{key}: expected ") and expected in found[0]

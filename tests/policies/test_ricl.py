@@ -399,3 +399,11 @@ def test_what_cannot_be_a_base_is_named():
         adapted(make(demos()), demos())
     with pytest.raises(SpecError, match="VLAPolicy acts from its weights alone"):
         vla().set_retrieval_memory(data)
+
+
+def test_other_retrieval_than_that_of_a_base_that_retrieves_is_refused():
+    data = demos(features=FEATURES)
+    policy = in_context(vla(), data, retrieval={"pairs": 3, "decay": None})
+    assert in_context(policy, data, retrieval={"pairs": 3, "decay": None, "shown": 15}) is policy
+    with pytest.raises(ConfigError, match=r"policy\.retrieval: .*'pairs': 3.*'pairs': 4"):
+        in_context(policy, data, retrieval={"pairs": 4})

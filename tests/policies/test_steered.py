@@ -137,3 +137,10 @@ def test_a_damaged_checkpoint_is_refused(tmp_path):
     policy.config = {**policy.config, "policy": {"_target_": "no_such_policy"}}
     with pytest.raises(CheckpointError, match="no_such_policy"):
         load_policy(save_policy(policy, tmp_path / "steered"))
+
+
+def test_another_sampler_than_that_of_a_steered_base_is_refused():
+    policy = make_steered(base_of("ddpm"), sampling={"sampling_steps": 3})
+    assert make_steered(policy, sampling={"sampling_steps": 3}) is make_steered(policy) is policy
+    with pytest.raises(ConfigError, match=r"base: is steered with .*'sampling_steps': 3.*'sampling_steps': 2"):
+        make_steered(policy, sampling={"sampling_steps": 2})

@@ -33,3 +33,13 @@ def test_a_checkpoint_without_a_count_is_taken_for_one_of_the_same_window() -> N
     for step in (7, 8):
         window.add({"loss": float(step)}, step, tracker)
     assert tracker.rows[0][1]["train/loss"] == 6.5
+
+
+def test_a_metric_that_some_updates_lack_is_averaged_over_the_others() -> None:
+    tracker, window = NoTracker(), LogWindow(4)
+    for step in range(1, 4):
+        window.add({"critic": 1.0} | ({"actor": 6.0} if step == 2 else {}), step, tracker)
+    again = LogWindow(4)
+    again.load_state_dict({"step": 3, **window.state_dict()})
+    again.add({"critic": 1.0, "actor": 2.0}, 4, tracker)
+    assert again.means == {"critic": 1.0, "actor": 4.0}

@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from robopolicy.core.types import BASE_ACTION, STATE
+from robopolicy.cli.verbs import find_verb
+from robopolicy.config.compose import compose
+from robopolicy.core.errors import ConfigError
+from robopolicy.core.types import BASE_ACTION, POINTS, STATE, Feature
 from robopolicy.policies.base import Policy
 from robopolicy.policies.factory import build_policy
+from robopolicy.policies.gaussian import GaussianPolicy
 from robopolicy.policies.io import load_policy, save_policy
 from robopolicy.policies.normalizer import ACTION, Normalizer
 from robopolicy.policies.residual import ResidualPolicy, ZeroActionPolicy
-from robopolicy.training.policy_builders import build_policy_for
+from robopolicy.training.policy_builders import build_policy_for, load_base, warn_of_random_encoder
 from robopolicy.training.train_config import TrainConfig
 from tests.fakes import PointPolicy
+from tests.policies.test_vla import make as make_vla
 from tests.toy import episodes, random_episodes, spec
 
 DEMOS = episodes(0.07 * random_episodes().obs[STATE] + 0.4, 0.3 * random_episodes().action)
@@ -75,3 +81,54 @@ def test_without_any_statistics_the_limits_scale_actions(caplog: pytest.LogCaptu
     zero = ZeroActionPolicy(spec())
     build_policy_for(config("zero_action"), env=None, base=zero, demonstrations=None, resumed=None)
     assert not caplog.records, "learning from scratch has no statistics"
+
+
+def bare(policy: dict[str, Any], algo: dict[str, Any], **keys: Any) -> TrainConfig:
+    loop = {"_target_": "offline"}
+    return TrainConfig(run_dir=Path("run"), loop=loop, tracker={}, policy=policy, algo=algo, **keys)
+
+
+def test_a_base_that_nothing_is_built_on_is_refused() -> None:
+    given = bare({"_target_": "gaussian"}, {"_target_": "bc"}, base=Path("runs/bc"))
+    with pytest.raises(ConfigError, match=r"base=runs/bc: .*found policy=gaussian.*Set policy=finetuned"):
+        load_base(given, None, None)
+
+
+def test_a_teacher_without_a_pupil_is_refused() -> None:
+    given = bare({"_target_": "gaussian"}, {"_target_": "bc"}, teacher=Path("runs/vla"))
+    with pytest.raises(ConfigError, match=r"teacher=runs/vla: .*found algo=bc.*algo=distill"):
+        load_base(given, None, None)
+
+
+def test_a_run_that_began_with_an_unused_base_resumes(tmp_path: Path) -> None:
+    save_policy(fitted_base(), tmp_path / "policy")
+    given = bare({"_target_": "gaussian"}, {"_target_": "bc"}, base=Path("runs/bc"))
+    assert load_base(given, None, tmp_path) is not None
+
+
+def test_a_frozen_encoder_student_receives_the_instructions_of_its_demonstrations() -> None:
+    node = {"_target_": "make_frozen_encoder_student", "network": {"_target_": "mlp", "_partial_": True, "width": 16}}
+    demos = replace(DEMOS, tasks=("stop", "go left"))
+    given = bare(node, {"_target_": "bc"}, base=Path("runs/vla"))
+    built = build_policy_for(given, env=None, base=make_vla(), demonstrations=demos, resumed=None)
+    assert built.spec.tasks == demos.tasks
+
+
+def test_an_encoder_that_stays_random_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    seeing = spec(observation={**spec().observation, POINTS + "front": Feature((8, 3))})
+    limits = Normalizer.from_limits(seeing.observation, seeing.action)
+    policy = build_policy({"_target_": "gaussian"}, spec=seeing, normalizer=limits)
+    assert isinstance(policy, GaussianPolicy)
+    given = bare({"_target_": "gaussian"}, {"_target_": "rpd"})
+    warn_of_random_encoder(given, policy)
+    assert not caplog.records, "it is trained"
+
+    policy.density_parameters()  # as PPO does
+    warn_of_random_encoder(replace(given, base=Path("runs/bc")), policy)
+    assert not caplog.records, "it was trained"
+    warn_of_random_encoder(given, policy)
+    assert "points=[]" in caplog.text
+
+
+def test_a_student_of_rpd_reads_no_point_clouds() -> None:
+    assert compose(find_verb("train"), ["algo=rpd", "run_dir=run"])["points"] == []
