@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from robopolicy.core.errors import RobopolicyError
+from robopolicy.core.rng import unused_seed
 from robopolicy.evaluation.policy_ref import PolicyRef
 from robopolicy.real.control.control_loop import ControlLoop
 from robopolicy.real.control.depth_cameras import CloudMaker, JointLog
@@ -187,9 +188,9 @@ def run_live(
                 runtime.warm_up(session.ready())
                 claims = not_claimed(session.profile) + session.arm.units.not_measured
                 print(limits_in_force(session.profile), *claims, sep="\n", flush=True)
-                for number, seed in enumerate(config.seeds, 1):
+                for number in range(1, config.episodes + 1):
                     prompt = f"Enter begins episode {number} of {config.episodes}, q ends: "
-                    if (episode := _episode(session, seed, prompt, ask)) is None:
+                    if (episode := _episode(session, unused_seed(), prompt, ask)) is None:
                         break
                     done.append(episode)
                     print(of_episode(done, config.episodes), flush=True)

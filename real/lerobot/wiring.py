@@ -17,7 +17,7 @@ from robopolicy.core.untrusted import below, checked, inside, refusing
 from robopolicy.real.ros2.channels import STRICT, CameraTopic, WiringError, read_preset
 from robopolicy.real.ros2.depth_topic import DepthCloud, DepthTopic
 from robopolicy.real.ros2.wiring import Wiring, calibrations, limits_file
-from robopolicy.real.ros2.wiring_file import FrameNames, ImageKey, PatienceFile, PointsKey, Short
+from robopolicy.real.ros2.wiring_file import FrameNames, ImageKey, PointsKey, Short, Watched
 from robopolicy.real.safety import SafetyError, read_profile
 
 FOLDER = Path(configs.__file__).parent / "lerobot"
@@ -49,8 +49,8 @@ class LeRobotDepth(DepthCloud):
 
 
 class _LeRobotDogs(TypedDict):
-    state: PatienceFile
-    images: PatienceFile
+    state: Watched
+    images: Watched
 
 
 @pydantic.with_config(STRICT)

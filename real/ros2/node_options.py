@@ -8,6 +8,8 @@ from typing import Any
 from robopolicy.core.errors import ConfigError
 from robopolicy.evaluation.policy_ref import PolicyRef
 from robopolicy.real.deploy.deploy_config import DeployConfig
+from robopolicy.real.ros2.simulated_wiring import check_lockstep
+from robopolicy.real.ros2.wiring import Wiring, load_wiring
 from robopolicy.runs.run_dir import own_task, read_config
 
 
@@ -24,6 +26,18 @@ def config_of(options: dict[str, Any], checkpoint: Path, wiring: str) -> DeployC
         run_dir = PolicyRef.of(checkpoint, options.get("which", "latest"), Path()).run
         values["task"] = None if run_dir is None else own_task(read_config(run_dir) or {})
     return DeployConfig.from_values(values)
+
+
+def wiring_of(config: DeployConfig) -> Wiring:
+    """Load the wiring of a config.
+
+    Raises:
+        WiringError: no such wiring, a wrong one, or one of a real arm in simulated time.
+    """
+    wiring = load_wiring(config.wiring)
+    if config.lockstep:
+        check_lockstep(wiring)
+    return wiring
 
 
 def policy_id_of(config: DeployConfig) -> str:

@@ -1,8 +1,7 @@
-"""The parameters of the policy node: settings of the limits as `safety.<setting>`, and the episode's seed."""
+"""The limits' settings as parameters `safety.<setting>` of a node."""
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Iterable, Mapping
 from dataclasses import fields, replace
 from typing import Any
@@ -12,7 +11,6 @@ from rclpy.node import Node
 from rclpy.parameter import Parameter
 
 from robopolicy.core.errors import RobopolicyError
-from robopolicy.core.rng import SPLIT_BITS, SPLITS
 from robopolicy.real.safety import SafetyChain, Settings
 from robopolicy.real.safety.settings import check_cell
 
@@ -58,8 +56,3 @@ def tighten(chain: SafetyChain, parameters: Iterable[Parameter], cell: Mapping[s
     except (RobopolicyError, TypeError) as error:
         return str(error)
     return ""
-
-
-def episode_seed(given: int) -> int:
-    """Return the seed of an episode, a new one for −1: data is held out by its seed, so no two should be alike."""
-    return given if given >= 0 else SPLITS["train"] << SPLIT_BITS | secrets.randbits(SPLIT_BITS)

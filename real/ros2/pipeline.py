@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -23,6 +23,9 @@ from robopolicy.real.ros2.wiring import Wiring
 from robopolicy.real.safety import SafetyChain
 from robopolicy.real.safety.array_ops import Array
 from robopolicy.real.safety.command_limiter import CommandLimiter
+from robopolicy.real.safety.settings import Box
+
+_FAR = 100.0  # m
 
 
 class Runtime(Inputs, Protocol):
@@ -71,8 +74,17 @@ def cell_of(wiring: Wiring, runtime: Runtime) -> dict[str, Any]:
 
 
 def compiled(chain: SafetyChain, home: Array) -> None:
-    """Compile the limiter of a chain at `home` [n] rad, where the arm need not be: its scene may exclude it."""
-    profile = chain.profile.changed(workspace=None, planes=(), keep_out=(), joint_margin=0.0)
+    """Compile the limiter of a chain at `home` [n] rad, where the arm need not be: its scene may exclude it.
+
+    The scene is moved far away and not removed, as each kind of limit in it is code of its own.
+    """
+    scene, far = chain.profile.settings, Box((_FAR, _FAR, _FAR), (_FAR + 1.0, _FAR + 1.0, _FAR + 1.0))
+    profile = chain.profile.changed(
+        joint_margin=0.0,
+        workspace=scene.workspace and Box((-_FAR, -_FAR, -_FAR), (_FAR, _FAR, _FAR)),
+        planes=tuple(replace(plane, offset=-_FAR) for plane in scene.planes),
+        keep_out=(far,) * len(scene.keep_out),
+    )
     CommandLimiter(profile, dt=chain.limiter.dt).start(home[None])
 
 

@@ -21,12 +21,13 @@ from rclpy.parameter import Parameter
 from std_srvs.srv import Trigger
 
 from robopolicy.core.errors import RobopolicyError
+from robopolicy.core.rng import unused_seed
 from robopolicy.real.ros2.diagnostics import Reports
-from robopolicy.real.ros2.parameters import episode_seed, tighten
+from robopolicy.real.ros2.parameters import tighten
 from robopolicy.real.ros2.pipeline import Pipeline, Runtime, build_pipeline, cell_of
 from robopolicy.real.ros2.spin import run, start, take_priority
 from robopolicy.real.ros2.upsampling import NOT_CLAIMED, broken_claims
-from robopolicy.real.ros2.wiring import Wiring, load_wiring
+from robopolicy.real.ros2.wiring import Wiring
 from robopolicy.real.safety.tracking import not_claimed, unprotected
 
 NAME = "policy_node"
@@ -123,7 +124,8 @@ class PolicyNode(LifecycleNode):
         self.claims = not_claimed(profile) + [NOT_CLAIMED] * (self.wiring.output.type == "positions")
         for sentence in self.claims:
             self.get_logger().warning(sentence)
-        seed, success, self.success = episode_seed(int(self.get_parameter("seed").value)), self.success, None
+        given, success, self.success = int(self.get_parameter("seed").value), self.success, None
+        seed = given if given >= 0 else unused_seed()
         parts.runtime.end(success, mode=stream.arm.mode.name)  # of a recording from before a reset
         parts.runtime.begin(stream.chain, seed)
         try:
@@ -222,7 +224,7 @@ class PolicyNode(LifecycleNode):
 
 
 def main() -> None:
-    from robopolicy.real.ros2.node_options import config_of, policy_id_of
+    from robopolicy.real.ros2.node_options import config_of, policy_id_of, wiring_of
     from robopolicy.real.ros2.policy_runtime import make_runtimes
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -232,7 +234,7 @@ def main() -> None:
     args, rest = parser.parse_known_args()
     try:
         config = config_of(args.options, args.checkpoint, args.wiring)
-        wiring, policy_id = load_wiring(config.wiring), policy_id_of(config)
+        wiring, policy_id = wiring_of(config), policy_id_of(config)
     except RobopolicyError as error:
         parser.exit(1, f"error: {error}\n")
     unhurried = "" if config.lockstep else take_priority()

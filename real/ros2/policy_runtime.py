@@ -31,7 +31,6 @@ from robopolicy.real.ros2.clock import oldest
 from robopolicy.real.ros2.joint_state_adapter import JointStateObserver, NamedJoints, joint_state_spec
 from robopolicy.real.ros2.observation import Observer, check_features, check_robot, depth_cameras, one_env
 from robopolicy.real.ros2.remote_arm import PLAYED
-from robopolicy.real.ros2.simulated_wiring import check_lockstep
 from robopolicy.real.ros2.teleop_keys import RemoteKeys
 from robopolicy.real.ros2.wiring import GRIPPER, Wiring
 from robopolicy.real.safety import Profile, SafetyChain, SafetyError
@@ -67,8 +66,6 @@ class PolicyRuntime:
 
     def _set_up(self) -> None:
         config, wiring = self.config, self.wiring
-        if config.lockstep:
-            check_lockstep(wiring)
         levels = _specs(self.policy)
         for spec in levels:
             check_robot(spec, wiring)

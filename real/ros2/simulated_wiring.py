@@ -11,8 +11,8 @@ def check_lockstep(wiring: Wiring) -> None:
     """Raise WiringError for simulated time with the wiring of a real arm, whose silence would be no fault."""
     if problems := simulated_problems(wiring, len(wiring.joints)):
         raise WiringError(
-            "lockstep: is for simulated arms, and this wiring is of none. Leave it away. For a simulated arm, "
-            f"{'; '.join(problems)}"
+            "lockstep=true: expected the wiring of a simulated arm, found one of a real arm. Remove lockstep, or "
+            f"change the wiring: {'; '.join(problems)}"
         )
 
 

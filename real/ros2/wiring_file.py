@@ -69,15 +69,15 @@ def _stops(patience: PatienceFile, info: pydantic.ValidationInfo) -> PatienceFil
     return patience
 
 
-_Stop = Annotated[PatienceFile, pydantic.AfterValidator(_stops)]
+Watched = Annotated[PatienceFile, pydantic.AfterValidator(_stops)]
 
 
 class _Watchdogs(TypedDict):
-    state: _Stop
-    features: _Stop
-    images: _Stop
-    enable: _Stop
-    gripper_states: NotRequired[_Stop]
+    state: Watched
+    features: Watched
+    images: Watched
+    enable: Watched
+    gripper_states: NotRequired[Watched]
 
 
 @pydantic.with_config(STRICT)

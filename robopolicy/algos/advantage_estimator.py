@@ -129,7 +129,7 @@ class Value(AdvantageEstimator):
         keep = found.valid
         if not ranks.any_of(bool(keep.any())):
             raise RobopolicyError(
-                f"PPO: physics failed in all {len(keep)} chunks of a rollout; nothing is left to learn from. Look at "
+                "PPO: physics failed in all chunks of a rollout; nothing is left to learn from. Look at "
                 "what the policy commands (algo.noise, the base's normaliser) and at the task's contacts."
             )
         weight = chunk_weight(found.steps[keep], chunk_steps)

@@ -167,7 +167,7 @@ def _task_number(student: Policy, teacher: Policy) -> Tensor | None:
     try:
         teacher.set_tasks(own.tasks)
     except SpecError:
-        return task_numbers(own.tasks, other.tasks, whose="the teacher")
+        return task_numbers(own.tasks, other.tasks, holds="the student", whose="the teacher")
     return None
 
 

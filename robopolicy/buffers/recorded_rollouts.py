@@ -20,6 +20,7 @@ from robopolicy.datasets.lerobot_reader import load_episodes
 from robopolicy.datasets.remarks import evaluation_starts
 from robopolicy.datasets.tables import DRIVERS
 from robopolicy.policies.base import Policy
+from robopolicy.utils import ranks
 
 _POLICY = DRIVERS.index("policy")
 
@@ -48,7 +49,7 @@ def load_rollouts(datasets: Mapping[str, Path], policy: Policy) -> Episodes:
                 "Leave it out, or write the column next.success into it: True at the last frame of each episode that "
                 "succeeded."
             )
-        if said := evaluation_starts(part, f"loop.rollouts.{name}={path}"):
+        if (said := evaluation_starts(part, f"loop.rollouts.{name}={path}")) and not ranks.rank():
             print(said)
         driver = torch.full((part.num_frames,), _POLICY) if part.driver is None else part.driver
         parts.append(replace(part, driver=driver))

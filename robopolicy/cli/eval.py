@@ -128,7 +128,7 @@ def _imagined(world: Node, num_envs: int) -> ImaginedEnv:
     """
     if world.get(TARGET) != "imagined":
         raise ConfigError(
-            f"world={world.get(TARGET)}: plays what was recorded, whatever the policy does. Give world=imagined "
+            f"world={world.get(TARGET)}: expected one in which actions have an effect. Give world=imagined "
             "world.model=<run of train algo=world_model>, or task=<name>."
         )
     env: ImaginedEnv = build(world, "world", num_envs=num_envs, seed=0)

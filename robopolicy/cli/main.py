@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import errno
 import logging
 import os
@@ -11,7 +10,7 @@ import select
 import shlex
 import shutil
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -73,9 +72,9 @@ def _main(argv: Sequence[str] | None) -> int:
     debug = "--debug" in arguments
     words = 2 if " ".join(arguments[:2]) in VERBS else 1
     name = " ".join(arguments[:words])
+    failed: Exception | None = None
     try:
-        with _told_to_ranks():
-            return _run(name, arguments[words:])
+        return _run(name, arguments[words:])
     except KeyboardInterrupt:
         command = shlex.join([_program(), *arguments])
         _say(f"Interrupted. {VERBS[name].interrupted if name in VERBS else ''}:\n  {command}")
@@ -83,14 +82,22 @@ def _main(argv: Sequence[str] | None) -> int:
     except RobopolicyError as error:
         if debug:
             raise
+        failed = error
         _say(f"error: {error}")
         return 2 if isinstance(error, UsageError) else 1
     except OSError as error:
         if debug or isinstance(error, BrokenPipeError):
             raise
         full = " Free some space, then repeat the command." if error.errno == errno.ENOSPC else ""
+        failed = error
         _say(f"error: {error}.{full}")
         return 1
+    except Exception as error:
+        failed = error
+        raise
+    finally:
+        if failed is not None and name == "train":
+            _tell_ranks(failed)
 
 
 def _run(name: str, arguments: list[str]) -> int:
@@ -148,21 +155,15 @@ def invoke(name: str, *overrides: str, config_dirs: Sequence[Path] = (), **setti
 
     package_names.answer_quickly()
     verb = find_verb(name)
-    with _told_to_ranks():
-        return call(verb, compose(verb, overrides, settings=settings, config_dirs=config_dirs))
+    return call(verb, compose(verb, overrides, settings=settings, config_dirs=config_dirs))
 
 
-@contextlib.contextmanager
-def _told_to_ranks() -> Iterator[None]:
-    """Tell the other ranks that the block failed: they would wait for this one."""
-    try:
-        yield
-    except Exception as error:
-        if "WORLD_SIZE" in os.environ:  # the import below takes seconds
-            from robopolicy.utils import ranks
+def _tell_ranks(error: Exception) -> None:
+    """Tell the other ranks that this one failed: they would wait for it."""
+    if "WORLD_SIZE" in os.environ:  # the import below takes seconds
+        from robopolicy.utils import ranks
 
-            ranks.tell_failure(error)
-        raise
+        ranks.tell_failure(error)
 
 
 def _check_one_process() -> None:

@@ -88,7 +88,8 @@ def begin(
         ref = PolicyRef.of(base, "latest", out / "look")
         node, dataset = task_of(task, ref), dataset or own_dataset(ref)
     assert node is not None
-    _check_starts(node)
+    if {"collect", "online", "one_step"} & set(stages) or demos is not None:
+        _check_starts(node)
     flow = Flow(out, node, dataset, more, gate)
     if base is not None:
         flow.policies["base"], flow.accepted = base, "base"
@@ -100,9 +101,11 @@ def _check_starts(task: dict[str, Any]) -> None:
     env: VecEnv = build(task, "task", num_envs=1, seed=0)
     if isinstance(env, FixedStarts):
         raise ConfigError(
-            f"task: the {env.fixed_starts} starts of {env.spec.id} are all its test, so no stage can record or choose "
-            "on others. Take the steps by themselves: train, demos, gate, eval."
+            f"task: the {env.fixed_starts} starts of {env.spec.id} are all its test, and demos, collect, online and "
+            "one_step would learn on them. Leave these stages out."
         )
+    if (close := getattr(env, "close", None)) is not None:
+        close()
 
 
 def _check_keys(out: Path, more: dict[str, dict[str, Any]]) -> float:

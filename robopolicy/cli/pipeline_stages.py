@@ -18,7 +18,7 @@ from robopolicy.datasets.metadata import RecordingMeta, env_steps_of, recorded
 from robopolicy.evaluation.compare import compare
 from robopolicy.evaluation.policy_ref import PolicyRef, env_of
 from robopolicy.evaluation.saved import evaluated_rows
-from robopolicy.policies.find import read_spec
+from robopolicy.policies.find import is_ours, read_spec
 from robopolicy.reporting.pipeline_page import StageResult
 from robopolicy.runs.checkpointer import find_policy, load_policy
 from robopolicy.runs.run_dir import open_run
@@ -192,10 +192,13 @@ class Flow:
         return compare(*found).b_is_worse
 
     def one_step(self) -> Metrics | None:
-        residual = (find_policy(self.policy) / "base").is_dir()  # it corrects every step: so must its student
-        spec = read_spec(self.policy)
-        often = {"n_obs_steps": spec.n_obs_steps, "horizon": spec.horizon, "n_action_steps": spec.n_action_steps}
-        often = {"horizon": 4, "n_action_steps": 1} if residual else often
+        folder = find_policy(self.policy)
+        residual, often = (folder / "base").is_dir(), dict[str, int]()
+        if residual:  # it corrects every step: so must its student
+            often = {"horizon": 4, "n_action_steps": 1}
+        elif is_ours(folder):
+            spec = read_spec(folder)
+            often = {key: getattr(spec, key) for key in ("n_obs_steps", "horizon", "n_action_steps")}
         trained = self._train("one_step", "algo=distill", teacher=self.policy, num_envs=self.num_envs, **often)
         meta = RecordingMeta.load(played := self.out / "one_step" / FOLDER)
         found = {} if meta is None else meta.provenance

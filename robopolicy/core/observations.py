@@ -31,7 +31,7 @@ def check_observation(obs: Obs, spec: PolicySpec) -> None:
                 "Scaling is the policy's business: give it pictures as the camera has them."
             )
     if TASK in spec.observation and len(index := obs[TASK]):
-        low, high = (int(v) for v in torch.aminmax(index))
+        low, high = torch.stack(torch.aminmax(index)).tolist()  # one transfer from a GPU
         if low < 0 or high >= len(spec.tasks):
             raise SpecError(
                 f"{TASK!r}: {low if low < 0 else high} names no instruction; there are {len(spec.tasks)}: "

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import math
+import secrets
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Literal
@@ -104,6 +105,14 @@ def episode_seeds(split: Split, run_seed: int, count: int, *, start: int = 0) ->
     words = philox((index & _MASK, index >> 32, index * 0 + SPLITS[split], index * 0), _key(run_seed, index))
     low = (words[..., 0] | (words[..., 1] << 32)) & ((1 << SPLIT_BITS) - 1)
     return low | (SPLITS[split] << SPLIT_BITS)
+
+
+def unused_seed() -> int:
+    """Return a random seed of the split "train", for an episode of a real arm: no seed decides how it begins.
+
+    Data is held out by its seeds, so no two episodes should have the same.
+    """
+    return SPLITS["train"] << SPLIT_BITS | secrets.randbits(SPLIT_BITS)
 
 
 def _key(seed: int, like: Tensor) -> tuple[Tensor, Tensor]:

@@ -62,21 +62,21 @@ def number_tasks(episodes: Episodes, spec: PolicySpec) -> Episodes:
 
 
 def task_numbers(
-    tasks: tuple[str, ...], known: tuple[str, ...], *, used: Iterable[int] | None = None, whose: str = "the policy"
-) -> Tensor:
+    tasks: tuple[str, ...], known: tuple[str, ...], *, used: Iterable[int] | None = None,
+    holds: str = "the dataset", whose: str = "the policy",
+) -> Tensor:  # fmt: skip
     """Return the number of each of `tasks` in `known`, [T] int64, matched by text; −1 where it is unused and unknown.
 
     Args:
-        used: numbers in `tasks` that occur; None: all. whose: names the owner of `known` in the error.
+        used: numbers in `tasks` that occur; None: all. holds, whose: owners of `tasks` and of `known`, for the error.
 
     Raises:
         SpecError: `known` lacks one that is used.
     """
     if missing := [tasks[i] for i in (range(len(tasks)) if used is None else used) if tasks[i] not in known]:
         raise SpecError(
-            f"tasks: the dataset holds {'; '.join(missing[:5])}, and {whose} knows {'; '.join(known[:5])}. "
-            "Instructions must be the same to the letter. Leave these episodes out of the dataset, or choose tasks "
-            "that include them."
+            f"tasks: {holds} has {'; '.join(missing[:5])}, and {whose} knows {'; '.join(known[:5])}. They must be "
+            "the same to the letter: leave the former out, or choose tasks that include them."
         )
     return torch.tensor([known.index(text) if text in known else -1 for text in tasks])
 

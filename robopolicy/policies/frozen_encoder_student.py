@@ -148,8 +148,7 @@ def make_frozen_encoder_student(
             "base: policy=frozen_encoder_student encodes observations by the prefix of a policy=vla, found "
             f"{found}. Give the VLA itself; to encode images that another policy reads, use algo=bc policy=gaussian."
         )
-    if episodes is not None:
-        base.set_tasks(episodes.tasks)
+    _add_tasks(base, episodes)
     prefix = {**prefix_node(base), "precision": base.encoder.precision}
     node = {"_target_": "frozen_encoder_student", "prefix": prefix, **options}
     policy = build_policy(node, spec=base.spec, normalizer=copy.deepcopy(base.normalizer))
@@ -167,6 +166,11 @@ def _as_it_is(base: FrozenEncoderStudent, episodes: Episodes | None, options: di
             f"policy: the base is a student already, made with {own}, and goes on as it is; found {others}. Set "
             "policy.* to the former, or give the VLA that it was made from as base=."
         )
-    if episodes is not None:
-        base.set_tasks(episodes.tasks)
+    _add_tasks(base, episodes)
     return base
+
+
+def _add_tasks(base: VLAPolicy | FrozenEncoderStudent, episodes: Episodes | None) -> None:
+    """Give `base` the dataset's instructions where it lacks one; else it counts on as its env does."""
+    if episodes is not None and not set(episodes.tasks) <= set(base.spec.tasks):
+        base.set_tasks(episodes.tasks)

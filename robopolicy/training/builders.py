@@ -122,7 +122,7 @@ def load_demonstrations(config: TrainConfig, base: Policy | None) -> Episodes | 
 
 
 def _announced(episodes: Episodes, dataset: Path) -> Episodes:
-    if said := evaluation_starts(episodes, f"dataset={dataset}"):
+    if (said := evaluation_starts(episodes, f"dataset={dataset}")) and not ranks.rank():
         print(said)
     return episodes
 

@@ -35,7 +35,8 @@ class RankGroup:
 
     def __init__(self, timeout: float, *, beats: bool = True) -> None:
         store, self.rank, self.count = _store(timeout)
-        # torchrun keeps its store over --max-restarts: keys of the attempt that died must not be read
+        # torchrun keeps its store over --max-restarts: keys of the attempt that died must not be read. On several
+        # machines each counts its own restarts, so that ranks do not meet there (docs/gpu.md).
         self.store = dist.PrefixStore(f"attempt_{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
         self.calls, self.works, self.ended = 0, 0, threading.Event()
         self.thread: threading.Thread | None = None

@@ -189,7 +189,7 @@ def test_a_teacher_is_given_its_own_numbers_of_the_tasks() -> None:
     algo = Distill(own, teacher, steps=1)
     algo.chunk({**batch_of(2), TASK: torch.tensor([[0], [1]])}, torch.zeros(2, *own.noise_shape))
     assert asked[0].tolist() == [[2], [0]]
-    with pytest.raises(SpecError, match=r"holds fold, and the teacher knows lift"):
+    with pytest.raises(SpecError, match=r"has fold, and the teacher knows lift"):
         Distill(with_tasks(student(), "fold"), teacher, steps=1)
 
 

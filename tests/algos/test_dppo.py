@@ -332,7 +332,7 @@ def test_nothing_but_failed_physics_is_an_error(monkeypatch):
     monkeypatch.setattr(PointEnv, "step", lambda self, action: (
         (out := step(self, action))._replace(valid=torch.zeros_like(out.valid))
     ))  # fmt: skip
-    with pytest.raises(RobopolicyError, match=r"physics failed in all \d+ chunks"):
+    with pytest.raises(RobopolicyError, match=r"physics failed in all chunks"):
         train(make())
 
 

@@ -99,5 +99,5 @@ def test_on_a_base_the_tasks_of_a_dataset_are_numbered_as_the_policy_s() -> None
 
 
 def test_a_task_that_the_policy_does_not_know_is_refused_by_its_text() -> None:
-    with pytest.raises(SpecError, match=r"the dataset holds fold, and the policy knows lift; push"):
+    with pytest.raises(SpecError, match=r"the dataset has fold, and the policy knows lift; push"):
         read_frames(two_tasks("push", "fold"), Half(ByTask(("lift", "push"))))

@@ -289,7 +289,7 @@ def test_a_report_is_about_the_newest_checkpoint_on_test_episodes(tmp_path: Path
 
 
 def test_a_world_that_only_replays_is_no_evaluation(runs: tuple[Path, Path]) -> None:
-    with pytest.raises(ConfigError, match=r"world=recorded: plays what was recorded, whatever the policy does"):
+    with pytest.raises(ConfigError, match=r"world=recorded: expected one in which actions have an effect"):
         eval.evaluate(checkpoint=runs[0], world={"_target_": "recorded", "dataset": "somewhere"}, episodes=3)
 
 

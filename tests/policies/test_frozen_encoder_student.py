@@ -120,13 +120,19 @@ def test_of_several_frames_nothing_is_remembered_and_the_newest_task_counts():
 def test_it_learns_the_sentences_of_its_demonstrations():
     base = make()
     demos = toy(torch.randn(40, 1), torch.randn(40, ACTION.dim))
-    policy = student(base, episodes=replace(demos, tasks=("stop", "go left")))
-    assert policy.spec.tasks == ("stop", "go left") and policy.encoder.tasks == 2
+    policy = student(base, episodes=replace(demos, tasks=("stop", "go left", "left stop")))
+    assert policy.spec.tasks == ("stop", "go left", "left stop") and policy.encoder.tasks == 3
     obs = look(2)
     same = student(make()).encoder.summary(policy.normalizer.observation({**obs, TASK: torch.tensor([[2], [0]])}))
     torch.testing.assert_close(policy.encoder.summary(policy.normalizer.observation(obs)), same)
     with pytest.raises(SpecError, match="apart by number"):
-        student(policy, episodes=replace(demos, tasks=("go left", "stop")))
+        student(policy, episodes=replace(demos, tasks=("go left", "go")))
+
+
+def test_it_counts_as_its_base_and_the_env_do_where_these_know_all_sentences():
+    """`offline` renumbers the dataset then."""
+    demos = replace(toy(torch.randn(40, 1), torch.randn(40, ACTION.dim)), tasks=("stop", "go left"))
+    assert student(make(), episodes=demos).spec.tasks == make().spec.tasks
 
 
 def test_a_student_goes_on_as_it_is_and_not_with_other_options():

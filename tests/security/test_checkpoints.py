@@ -126,7 +126,7 @@ def altered(folder: Path, file: str, **changes: Any) -> Path:
         ({"node": []}, "node"), ({"base": "yes"}, "base"), ({"format": True}, "format"), ({"more": 1}, "more"),
         ({"node": {**NODE, "denoising_steps": 10**11}}, "node|policy"),
         ({"node": {**NODE, "network": {**hostile_inputs.UNET, "dims": [2**20]}}}, "policy"),
-        ({"node": {**NODE, "network": {**hostile_inputs.UNET, "groups": 3}}}, "node"),
+        ({"node": {**NODE, "network": {**hostile_inputs.UNET, "groups": 3}}}, r"policy\.network\.dims"),
     ],
 )  # fmt: skip
 def test_a_policy_that_cannot_be_built_is_refused(tmp_path: Path, changes: dict[str, Any], key: str) -> None:

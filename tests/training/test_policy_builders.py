@@ -108,7 +108,7 @@ def test_a_run_that_began_with_an_unused_base_resumes(tmp_path: Path) -> None:
 
 def test_a_frozen_encoder_student_receives_the_instructions_of_its_demonstrations() -> None:
     node = {"_target_": "make_frozen_encoder_student", "network": {"_target_": "mlp", "_partial_": True, "width": 16}}
-    demos = replace(DEMOS, tasks=("stop", "go left"))
+    demos = replace(DEMOS, tasks=("stop", "left stop"))
     given = bare(node, {"_target_": "bc"}, base=Path("runs/vla"))
     built = build_policy_for(given, env=None, base=make_vla(), demonstrations=demos, resumed=None)
     assert built.spec.tasks == demos.tasks

@@ -19,7 +19,7 @@ from robopolicy.datasets.episodes import Episodes, succeeded
 from robopolicy.datasets.metadata import RecordingMeta
 from robopolicy.policies.base import Policy
 from robopolicy.utils.storage import load_weights
-from robopolicy.world_models.envs.starts import made_from, run_of
+from robopolicy.world_models.envs.starts import made_from
 from robopolicy.world_models.evaluation.calibration import assess, summary
 from robopolicy.world_models.models.dynamics import Dynamics
 from robopolicy.world_models.models.world import World, load_world, make_world
@@ -106,7 +106,7 @@ def _build(
     parts = _parts(mixture, holdout, world)
     train = parts["train"].episodes
     if init is not None:
-        _check_holdout(init, holdout)
+        _check_holdout(init, paths, holdout)
         load_weights(world, load_world(init).state_dict(), where=f"loop.init={init}")
         world.dynamics.widen(train)
     else:
@@ -114,9 +114,13 @@ def _build(
     return world, parts
 
 
-def _check_holdout(init: Path, holdout: float) -> None:
+def _check_holdout(init: Path, paths: dict[str, Path], holdout: float) -> None:
     """Raise ConfigError where `init` has learned from episodes that `holdout` would hold out now."""
-    if run_of(init) is not None and (before := made_from(init)[1]) < holdout:
+    try:
+        learned, before = made_from(init)
+    except ConfigError:  # it does not say what it was made from
+        return
+    if before < holdout and {path.resolve() for path in learned} & {path.resolve() for path in paths.values()}:
         raise ConfigError(
             f"loop.holdout={holdout:g}: {init} held out {before:g}, so it has learned from some of these episodes. "
             f"Give loop.holdout={before:g} at most."

@@ -125,3 +125,10 @@ def test_a_depth_camera_is_known_by_its_serial_number():
 def test_a_depth_camera_that_cannot_be_used_is_refused_by_key(camera, depth, expected):
     with pytest.raises(WiringError, match=f"(?s){expected}"):
         parse(with_depth(camera, **depth))
+
+
+@pytest.mark.parametrize("patience", [{"slow": 0.1}, {"hold": 60.0}])
+@pytest.mark.parametrize("dog", ["state", "images"])
+def test_an_arm_does_not_go_on_by_old_states_or_pictures_for_good(dog, patience):
+    with pytest.raises(WiringError, match=rf"watchdogs\.{dog}: .*expected hold or fault after at most"):
+        parse(data(watchdogs={"state": {"hold": 0.2}, "images": {"hold": 0.2}} | {dog: patience}))

@@ -35,7 +35,7 @@ from robopolicy.real.recording.recorder import RecordedChain, Recorder
 from robopolicy.real.recording.recording import read
 from robopolicy.real.recording.records import describe
 from robopolicy.real.recording.replay import reproduce
-from robopolicy.real.ros2 import messages
+from robopolicy.real.ros2 import messages, pipeline
 from robopolicy.real.ros2.command_sources import SETTLES
 from robopolicy.real.ros2.pipeline import compiled
 from robopolicy.real.ros2.policy_node import PolicyNode
@@ -44,7 +44,7 @@ from robopolicy.real.ros2.spin import run
 from robopolicy.real.ros2.teleop_keys import RemoteKeys
 from robopolicy.real.ros2.timeline import Timeline
 from robopolicy.real.ros2.wiring import parse
-from robopolicy.real.safety import Mode, SafetyChain, SafetyError, load_profile
+from robopolicy.real.safety import Mode, Profile, SafetyChain, SafetyError, load_profile
 from robopolicy.real.safety.decision import Measured
 from robopolicy.real.safety.settings import Box, Plane
 from tests.real.control.test_joints import urdf
@@ -945,3 +945,18 @@ def test_a_scene_that_excludes_the_preset_s_home_does_not_keep_the_node_from_its
     with pytest.raises(SafetyError, match="stands where workspace would not allow it"):
         chain.limiter.start(home[None])
     compiled(chain, home)
+
+
+def test_every_kind_of_scene_is_compiled_before_an_arm_is_started(monkeypatch):
+    """Else the first activation would wait for it, and find its inputs silent."""
+    scene = {"workspace": Box((0.2, -0.4, 0.02), (0.7, 0.4, 0.6)), "planes": (Plane((0.0, 0.0, 1.0), 0.3),),
+             "keep_out": (Box((0.3, 0.0, 0.0), (0.4, 0.1, 0.1)),)}  # fmt: skip
+    made = list[Profile]()
+    limiter = pipeline.CommandLimiter
+    monkeypatch.setattr(
+        pipeline, "CommandLimiter", lambda profile, **kw: made.append(profile) or limiter(profile, **kw)
+    )
+    chain = SafetyChain(load_profile("ur5e", tracking_error=None, **scene))
+    compiled(chain, np.array(chain.profile.data["home"]))
+    kinds = [[type(limit) for limit in limiter(profile).limits] for profile in (made[0], chain.profile)]
+    assert kinds[0] == kinds[1] and len(kinds[0]) > len(limiter(load_profile("ur5e")).limits)

@@ -167,7 +167,5 @@ def test_an_arm_does_not_go_on_by_old_pictures_for_good(tmp_path, dog, patience)
 
 def test_simulated_time_is_for_simulated_arms():
     check_lockstep(load_wiring("mujoco_ur5e"))
-    with pytest.raises(
-        WiringError, match=r"lockstep: is for simulated arms, and this wiring is of none\. .*joint_commands"
-    ):
+    with pytest.raises(WiringError, match=r"lockstep=true: expected the wiring of a simulated arm, .*joint_commands"):
         check_lockstep(load_wiring("ur5e"))
