@@ -141,6 +141,11 @@ class _Columns:
     def _remark(self) -> None:
         """Note columns without a place on the wiring's topics, and rates that to_dataset.py would refuse."""
         w, action = self.wiring, self.source.meta.action if self.source.meta else None
+        if action is not None and action.gripper is not None and action.units[action.gripper] == "%":
+            raise DataError(
+                f"{self.source.root}: its gripper is in %, expected m: a wiring over ROS 2 says no width at 100%. "
+                f"Convert {GRIPPER}.pos and the action to m first."
+            )
         if self.commanded and w.topics["gripper"] is None and w.gripper and action and action.gripper is not None:
             raise DataError(
                 f"{self.source.root}: has gripper commands, and the wiring's topics.gripper is null. "
@@ -207,5 +212,4 @@ class _Columns:
         if spec.gripper is None or not self.wiring.gripper:
             return joints, None
         grip = action[:, spec.gripper]
-        measured = spec.units[spec.gripper] in ("m", "%")
-        return joints, grip * named.grip_scale if measured else (grip + 1.0) * FINGER_STROKE
+        return joints, grip if spec.units[spec.gripper] == "m" else (grip + 1.0) * FINGER_STROKE

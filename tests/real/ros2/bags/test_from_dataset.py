@@ -376,6 +376,14 @@ def test_a_dataset_in_degrees_becomes_a_bag_in_radians(whole, tmp_path):
     torch.testing.assert_close(after.action, before.action, atol=1e-5, rtol=0)
 
 
+def test_a_gripper_in_percent_becomes_no_bag(tmp_path):
+    percent = replace(ACTION, units=(*ACTION.units[:-1], "%"), high=(*ACTION.high[:-1], 100.0))
+    path = dataset(tmp_path / "d", camera=False, human=False, action=percent)
+    for action in ("commanded", "measured"):
+        with pytest.raises(DataError, match="its gripper is in %, expected m"):
+            convert(recording=path, out=tmp_path / "bags", bag=BagOptions(wiring="mujoco_panda", action=action))
+
+
 def test_a_gripper_apart_and_late_pictures_are_found_again(whole, tmp_path):
     data = json.loads(json.dumps(PRESET))
     data["topics"]["gripper_states"] = {"name": "/fingers", "rate_hz": 30.0}
