@@ -80,16 +80,16 @@ def _main(argv: Sequence[str] | None) -> int:
         _say(f"Interrupted. {VERBS[name].interrupted if name in VERBS else ''}:\n  {command}")
         return 130
     except RobopolicyError as error:
+        failed = error
         if debug:
             raise
-        failed = error
         _say(f"error: {error}")
         return 2 if isinstance(error, UsageError) else 1
     except OSError as error:
+        failed = error
         if debug or isinstance(error, BrokenPipeError):
             raise
         full = " Free some space, then repeat the command." if error.errno == errno.ENOSPC else ""
-        failed = error
         _say(f"error: {error}.{full}")
         return 1
     except Exception as error:
