@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import threading
 import time
 from collections.abc import Callable
@@ -137,6 +138,16 @@ class RankGroup:
             f"rank {self.rank} of {self.count} cannot go on: {found}. The same command goes on from the newest "
             f"checkpoint; rank_timeout= is how long ranks wait for one another.{'' if missing else f' {_NETWORK}'}"
         )
+
+
+def store_answers(timeout: float) -> bool:
+    """Return whether something listens where the store is to be; torch itself tries for minutes."""
+    try:
+        place = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+        with socket.create_connection(place, timeout=timeout):
+            return True
+    except (KeyError, ValueError, OSError):
+        return False
 
 
 def _has_ended(sign: str) -> bool:

@@ -17,9 +17,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from robopolicy.core.errors import ConfigError, RankError
-from robopolicy.utils.rank_group import RankGroup
+from robopolicy.utils.rank_group import RankGroup, store_answers
 
-_TELL_S = 30.0  # in which a rank that failed before it joined finds the store
+_TELL_S, _ANSWER_S = 30.0, 5.0  # in which a rank that failed before it joined finds the store, and its host answers
 _group: RankGroup | None = None
 _came = False  # this process found the other ranks, or tried
 
@@ -84,7 +84,7 @@ def joined(*, cuda: bool, timeout: float) -> Iterator[None]:
 def tell_failure(error: BaseException) -> None:
     """Tell the other ranks that this one failed before it joined them: they would wait for it."""
     global _came
-    if expected() == 1 or _came:
+    if expected() == 1 or _came or not store_answers(_ANSWER_S):
         return
     _came = True
     with suppress(RankError):  # they do not answer

@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from robopolicy.core.errors import RankError
+from robopolicy.core.errors import ConfigError, RankError
 from robopolicy.utils import rank_group, ranks
 from robopolicy.utils.rank_group import RankGroup
 from tests.rank_processes import in_ranks
@@ -169,3 +169,16 @@ def test_the_others_hear_of_a_rank_that_fails_before_it_joins(tmp_path: Path) ->
     waits, fails = (process.communicate(timeout=100)[1] for process in started)
     assert "nowhere" in fails, fails
     assert re.search(r"RankError: rank 0 of 2 cannot go on: rank 1 ended by \w+: .*nowhere", waits), waits
+
+
+def test_where_no_store_listens_a_failure_is_told_to_none_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Clusters export these variables for every process; torch would try for a minute."""
+    with socket.socket() as taken:
+        taken.bind(("localhost", 0))
+        port = taken.getsockname()[1]
+    for name, value in {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": str(port)}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(ranks, "RankGroup", None)  # would fail
+    ranks.tell_failure(ConfigError("a typo"))
+    monkeypatch.setenv("MASTER_PORT", "none")
+    ranks.tell_failure(ConfigError("a typo"))
