@@ -13,6 +13,7 @@ from robopolicy.cli.task_label import task_label
 from robopolicy.config.instantiate import build
 from robopolicy.config.schema import TARGET, Count, Device, Natural, Node
 from robopolicy.core.errors import ConfigError
+from robopolicy.core.types import VecEnv
 from robopolicy.evaluation.episode_table import EpisodeTable
 from robopolicy.evaluation.policy_ref import PolicyRef, env_of, set_retrieval_memory
 from robopolicy.evaluation.saved import Split, evaluated_rows, filming
@@ -24,6 +25,7 @@ from robopolicy.reporting.suite import Suite, SuiteResult
 from robopolicy.runs.checkpointer import load_policy
 from robopolicy.utils.threads import set_threads
 from robopolicy.world_models.envs.imagined import ImaginedEnv
+from robopolicy.world_models.envs.recorded import RecordedEnv
 
 
 def evaluate(
@@ -99,7 +101,7 @@ def evaluate(
         if world is None:
             env = env_of(task, place, count, changes)
         else:
-            env = _imagined({**world, **changes}, count)
+            env = _world({**world, **changes}, count)
         if env.spec.branches:
             raise ConfigError("world.branch: cuts episodes, and a policy is evaluated on whole ones. Leave it away.")
         policy = load_policy(checkpoint, device=device, env=env.spec, which=which)
@@ -120,18 +122,18 @@ def evaluate(
     return every[0]
 
 
-def _imagined(world: Node, num_envs: int) -> ImaginedEnv:
+def _world(node: Node, num_envs: int) -> VecEnv:
     """Build a world to evaluate in.
 
     Raises:
         ConfigError: actions have no effect in it.
     """
-    if world.get(TARGET) != "imagined":
+    env: VecEnv = build(node, "world", num_envs=num_envs, seed=0)
+    if isinstance(env, RecordedEnv):
         raise ConfigError(
-            f"world={world.get(TARGET)}: expected one in which actions have an effect. Give world=imagined "
+            f"world={node[TARGET]}: plays what was recorded, whatever the policy does. Give world=imagined "
             "world.model=<run of train algo=world_model>, or task=<name>."
         )
-    env: ImaginedEnv = build(world, "world", num_envs=num_envs, seed=0)
     return env
 
 

@@ -23,7 +23,9 @@ from robopolicy.reporting.html_report import write_report
 from robopolicy.reporting.run_reader import label, read_run
 from robopolicy.runs.checkpointer import Checkpointer, save_policy
 from robopolicy.runs.inputs import write_inputs
+from robopolicy.world_models.envs.recorded import RecordedEnv
 from tests.evaluation.points import make_rows
+from tests.evaluation.test_off_policy_evaluation import one_chunk
 from tests.fakes import PointEnv
 from tests.runs.test_checkpointer import gaussian
 from tests.world_models.point import point_env
@@ -288,9 +290,12 @@ def test_a_report_is_about_the_newest_checkpoint_on_test_episodes(tmp_path: Path
         assert f"<tr><td>{evaluation.name}<td" in page, "the others are shown by name"
 
 
-def test_a_world_that_only_replays_is_no_evaluation(runs: tuple[Path, Path]) -> None:
-    with pytest.raises(ConfigError, match=r"world=recorded: expected one in which actions have an effect"):
-        eval.evaluate(checkpoint=runs[0], world={"_target_": "recorded", "dataset": "somewhere"}, episodes=3)
+def test_a_world_that_only_replays_is_no_evaluation(runs: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[Any] = [RecordedEnv(one_chunk(10), 3), PointEnv(3)]
+    monkeypatch.setattr(eval, "build", lambda node, slot, **_: made.pop(0))
+    with pytest.raises(ConfigError, match=r"world=recorded: plays what was recorded, whatever the policy does"):
+        eval.evaluate(checkpoint=runs[0], world={"_target_": "recorded"}, episodes=3)
+    assert len(eval.evaluate(checkpoint=runs[0], world={"_target_": "mine"}, episodes=3)) == 3, "one's own will do"
 
 
 def test_imagined_episodes_of_few_starts_say_so() -> None:
