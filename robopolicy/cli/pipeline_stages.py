@@ -132,7 +132,7 @@ class Flow:
         )
         return True if trained or bad else None
 
-    def offline(self, round: int = 1) -> Metrics | None:
+    def offline(self, round: int = 1) -> Metrics | bool | None:
         """Learn from the recorded episodes; the gate decides whether later stages build on the result.
 
         Where no episode failed, the policy before it stays.
@@ -144,7 +144,7 @@ class Flow:
         except NoFailures as error:
             self.records[name].accepted = False
             self._add(name, note=f"{error} So the policy before it stays.")
-            return None
+            return True
         self._gate(name, trained)
         self._made(name, note=self.records[name].note)
         return trained
