@@ -64,7 +64,8 @@ def convert(
 ) -> Converted:
     """Write the recordings in a folder, or one, as a LeRobotDataset v3; or such a dataset as rosbag2 bags.
 
-    Episodes without a recorded success count as failures. The last control step, which was cut, is left out.
+    Episodes without a recorded success count as failures. The last control step, which was cut, is left out, and so
+    are recordings that cannot be trained on or were cut off.
     With `bag.wiring`, `recording` is a rosbag2 bag, or a folder of such (real/ros2/bags/to_dataset.py); or it is a
     dataset, of which bags are made (real/ros2/bags/from_dataset.py). An HDF5 file, or a folder that holds one, is
     robomimic's, Minari's or ManiSkill's (robopolicy.datasets.hdf5).
@@ -80,7 +81,7 @@ def convert(
         threads: of torch; None: torch's choice.
 
     Raises:
-        DataError: a recording is damaged, or of another policy, task or rate than the first; or no episode is left.
+        DataError: a file is no recording, or of another policy, task or rate than the first; or no episode is left.
     """
     set_threads(threads)
     is_dataset = (recording / "meta" / "info.json").is_file()

@@ -31,7 +31,7 @@ class DeployConfig:
         task: of the native suite, whose observations and actions the policy has. `prepare` takes None for the task of
             the training run; for a policy node None says that the policy was trained on data of the robot itself
             (robopolicy.real.ros2.joint_state_adapter).
-        episodes: number of test seeds.
+        episodes: number of them. Simulated ones begin at the first starts of the test.
         safety: settings of `robopolicy.real.safety.Settings`.
         speed: factor of the speeds in `safety`; 0.1 is where to begin on a real arm.
         latency_ms: time by which plans are held back.

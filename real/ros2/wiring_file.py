@@ -22,13 +22,8 @@ from robopolicy.real.ros2.depth_topic import DepthTopic
 from robopolicy.real.safety.decision import Patience
 
 LONGEST_LEAD = 25  # ticks
-LONGEST_BLIND = {
-    "state": 2.0,
-    "features": 10.0,
-    "images": 10.0,
-    "enable": 30.0,
-    "gripper_states": 10.0,
-}  # s of silence in which an arm may go on
+# s of silence in which an arm may go on
+LONGEST_BLIND = {"state": 2.0, "features": 10.0, "images": 10.0, "enable": 30.0, "gripper_states": 10.0}
 Short = Annotated[float, pydantic.Field(ge=0.0, le=0.1)]
 ImageKey = Annotated[str, pydantic.Field(pattern=f"^{re.escape(IMAGES)}.")]
 PointsKey = Annotated[str, pydantic.Field(pattern=f"^{re.escape(POINTS)}.")]
