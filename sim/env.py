@@ -79,7 +79,7 @@ class SimEnv(Simulation):
                 obs[key][index] = value
         elif self._queue.shared:
             self._queue.next(0)
-        self._last = obs
+        self._last = {**obs, STATE: obs[STATE].clone()}  # callers may change what they are given
         return Step(
             obs=dict(obs) if obs is not next_obs else next_obs,
             next_obs=next_obs,

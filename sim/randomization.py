@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import logging
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,6 +17,8 @@ from robopolicy.core.errors import ConfigError
 Array = NDArray[np.float64]
 Range = tuple[float, float]
 _LATEST = 1000  # control steps
+_IMMOVABLE = 1e6  # kg or kg m², armature of what no arm moves (planar_fixture)
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -40,12 +43,12 @@ class Randomization:
     def __post_init__(self) -> None:
         for key in ("mass", "friction", "damping"):
             low, high = getattr(self, key)
-            if not 0 < low <= high:
-                raise ConfigError(f"randomization.{key}: expected 0 < low <= high, found ({low}, {high})")
+            if not 0 < low <= high < math.inf:
+                raise ConfigError(f"randomization.{key}: expected 0 < low ≤ high, both finite, found ({low}, {high})")
         if not 0 <= self.latency[0] <= self.latency[1] <= _LATEST:
             raise ConfigError(f"randomization.latency: expected 0 ≤ low ≤ high ≤ {_LATEST} steps, found {self.latency}")
-        if self.sensor_noise < 0:
-            raise ConfigError(f"randomization.sensor_noise must be >= 0, found {self.sensor_noise}")
+        if not 0 <= self.sensor_noise < math.inf:
+            raise ConfigError(f"randomization.sensor_noise: expected a finite number ≥ 0, found {self.sensor_noise}")
 
     @property
     def physical(self) -> bool:
@@ -93,14 +96,18 @@ class Randomization:
 
 
 class ModelBank:
-    """N copies of a model whose physical parameters are set per episode."""
+    """N copies of a model whose physical parameters are set per episode; warns where `ranges` have nothing to scale."""
 
-    def __init__(self, model: mujoco.MjModel, num_envs: int) -> None:
+    def __init__(self, model: mujoco.MjModel, num_envs: int, ranges: Randomization) -> None:
         self.nominal = model
         self.models = [copy.copy(model) for _ in range(num_envs)]
         self._data = mujoco.MjData(model)
         arm = {i for i in range(model.nbody) if _in_arm(model, i)}
         self._loose = np.array([i not in arm for i in range(model.nbody)])
+        moves = [i for i in np.flatnonzero(self._loose) if model.body_dofnum[i]]
+        light = any(model.dof_armature[model.body_dofadr[i]] < _IMMOVABLE for i in moves)
+        if ranges.mass != (1.0, 1.0) and not light:
+            _log.warning("randomization.mass: nothing but the arm moves in this scene, so it changes nothing")
 
     def set(self, row: int, draw: Mapping[str, NDArray[np.float64]], k: int) -> None:
         """Give env `row` the parameters of the k-th drawn episode."""

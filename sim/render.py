@@ -121,7 +121,13 @@ class Canvas:
             raise ConfigError(f"picture size must be at most {limit} (height, width), found {(height, width)}")
         if self._gl is None:
             self._open()
-        self._gl.make_current()
+        try:
+            self._gl.make_current()
+        except Exception as error:  # e.g. OpenGL's own, of another thread's context
+            raise ConfigError(
+                f"pictures: this env drew in another thread before, and GL refuses this one ({type(error).__name__}). "
+                "Draw in that thread, or make an env in each"
+            ) from error
         view, index = self._view, names.index(camera)
         view.type, view.fixedcamid = mujoco.mjtCamera.mjCAMERA_FIXED, index
         mujoco.mjv_updateScene(model, data, self._option, None, view, int(mujoco.mjtCatBit.mjCAT_ALL), self._scene)

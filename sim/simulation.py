@@ -11,20 +11,19 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from robopolicy.config.schema import Side
+from robopolicy.config.schema import Count, Side
 from robopolicy.core.errors import ConfigError
 from robopolicy.core.rng import keyed_normal
 from robopolicy.core.types import STATE, TASK, EnvSpec, Feature, Obs
 from robopolicy.envs.episode_queue import EpisodeQueue
 from robopolicy.sim.camera_observations import CameraObservations
 from robopolicy.sim.control import JointFilter, make_controller
-from robopolicy.sim.engine import compile_model
 from robopolicy.sim.kinematics import Frame, forward, serial_arm, twist, yaw_of
 from robopolicy.sim.physics import Engine, Physics, WarpOptions, make_physics
 from robopolicy.sim.randomization import ModelBank, Randomization
 from robopolicy.sim.render import Camera, Offset, Quality
 from robopolicy.sim.tasks.base import Task
-from robopolicy.sim.tasks.scene import Scene, StateLayout, arm_features
+from robopolicy.sim.tasks.scene import Scene, StateLayout, arm_features, turn_between
 from robopolicy.utils.point_clouds import PointCloud
 
 Array = NDArray[np.float64]
@@ -60,15 +59,12 @@ class Simulation:
         reward: Literal["sparse", "dense", "shaped"] = "sparse", objects: bool = True, cameras: tuple[str, ...] = (),
         image_size: tuple[Side, Side] = (96, 96), points: tuple[str, ...] = (), cloud: PointCloud | None = None,
         camera_offset: Offset = (0.0, 0.0, 0.0), render_quality: Quality = "fast", pictures: bool = True,
-        randomization: Randomization | None = None, joint_filter: JointFilter | None = None, threads: int | None = None,
-        physics: Engine = "rollout", warp: WarpOptions | None = None,
+        randomization: Randomization | None = None, joint_filter: JointFilter | None = None,
+        threads: Count | None = None, physics: Engine = "rollout", warp: WarpOptions | None = None,
     ) -> None:  # fmt: skip
         if num_envs < 1:
             raise ConfigError(f"num_envs must be at least 1, found {num_envs}")
-        if task.horizon < 1:
-            raise ConfigError(f"task.horizon must be at least 1 control step, found {task.horizon}")
-        if reward not in ("sparse", "dense", "shaped"):
-            raise ConfigError(f"reward must be 'sparse', 'dense' or 'shaped', found {reward!r}")
+        task.check(reward)
         self.pictures, self.objects = pictures, objects
         self.task, self.num_envs, self.device, self.reward = task, num_envs, torch.device("cpu"), reward
         self.randomization = randomization or Randomization()
@@ -76,10 +72,10 @@ class Simulation:
         self.dt = task.timestep * task.substeps
         self.arm = serial_arm(task.model)
         self.dof = self.arm.dof  # n joints, before two fingers, in qpos, qvel and ctrl
-        xml = task.xml()
-        self.model = compile_model(xml)
+        self.model = task.compile()
         self.at = task.bind(self.model)
-        self._bank = ModelBank(self.model, num_envs) if self.randomization.physical else None
+        varied = self.randomization
+        self._bank = ModelBank(self.model, num_envs, varied) if varied.physical else None
         self.physics: Physics = make_physics(
             physics, self.model, self._bank, num_envs=num_envs, substeps=task.substeps, threads=threads, warp=warp,
             capacity=task.capacity,
@@ -92,7 +88,7 @@ class Simulation:
         self._queue = EpisodeQueue(seed, {**noise, **task.ranges, **self.randomization.ranges})
         self._camera = Camera(self.model, task, self.at, render_quality, camera_offset)
         seen: dict[str, Any] = {"cameras": cameras, "image_size": image_size, "points": points, "cloud": cloud}
-        self.views = CameraObservations(self._camera, task.workspace, **seen)
+        self.views = CameraObservations(self._camera, task.box, **seen)
 
         n = num_envs
         self.episode_seed = torch.zeros(n, dtype=torch.int64)
@@ -112,7 +108,7 @@ class Simulation:
 
         self._reset_rows(np.arange(n))  # the layout follows from a first observation; the stream starts over below
         self.layout = StateLayout.of(self._groups(self._scene()))
-        self.spec = self._spec(xml, control, physics)
+        self.spec = self._spec(task.xml(), control, physics)
         self._queue.reseed(seed)
         self._measure()
         self._queue.start(None)
@@ -184,7 +180,7 @@ class Simulation:
         c, qpos = self.controller, self.physics.qpos[r]
         tcp, yaw, twist = self._tcp[r], self._yaw[r], self._twist[r]
         lag = np.empty((len(tcp), 4))
-        lag[:, :3], lag[:, 3] = c.pos[r] - tcp, c.yaw[r] - yaw
+        lag[:, :3], lag[:, 3] = c.pos[r] - tcp, turn_between(yaw, c.yaw[r])
         arm = {"tcp": tcp, "yaw": yaw, "tcp_vel": twist[:, :3], "yaw_rate": twist[:, 5], "lag": lag}
         opening = qpos[:, self.dof] + qpos[:, self.dof + 1]
         return Scene(qpos, self.physics.qvel[r], self._extra[r], opening=opening, gripper=c.grip[r], **arm)

@@ -15,7 +15,6 @@ from robopolicy.real.safety.array_ops import Array
 from robopolicy.real.safety.motion import upsample
 from robopolicy.real.safety.profile import Profile
 from robopolicy.sim.arm import FINGER_STROKE, SERVO_LAG
-from robopolicy.sim.engine import compile_model
 from robopolicy.sim.tasks.base import Task
 
 RATES = ("velocity", "acceleration", "jerk")
@@ -82,7 +81,7 @@ class MujocoArm:
         self, task: Task, profile: Profile, *, dt: float = 0.004, trouble: Trouble | None = None, seed: int = 0
     ) -> None:
         self.joints, self.task, self.profile, self.dof = profile.joints, task, profile, len(profile.joints)
-        self.model = compile_model(task.xml())
+        self.model = task.compile()
         self.model.opt.timestep = 1 / self.RATE
         self.data = mujoco.MjData(self.model)
         self.at = task.bind(self.model)

@@ -21,7 +21,6 @@ from robopolicy.real.lerobot.wiring import LeRobotWiring
 from robopolicy.real.ros2.channels import WiringError
 from robopolicy.real.safety import Profile, SafetyError
 from robopolicy.real.safety.array_ops import Array
-from robopolicy.sim.engine import compile_model
 from robopolicy.sim.tasks.base import Task
 
 COUNT = 2 * math.pi / 4095  # rad of an STS3215, as LeRobot counts a turn
@@ -68,7 +67,7 @@ class MockArm:
                 f"robot.type={wiring.robot.get('type')!r}: the mock bus has motors of {', '.join(FEETECH)}"
             )
         self.task, self.dt, self.joints, self.dof = task, wiring.arm.tick_s, profile.joints, len(profile.joints)
-        self.model = compile_model(task.xml())
+        self.model = task.compile()
         self.model.opt.timestep = PERIOD
         self.data = mujoco.MjData(self.model)
         self.time, self.wiring = Lockstep(), wiring

@@ -17,7 +17,6 @@ from robopolicy.real.deploy.simulated_arm import Episode, SimulatedArm
 from robopolicy.real.safety import Mode
 from robopolicy.real.teleoperation.devices import map_of, source_of, stick_of
 from robopolicy.real.teleoperation.teleoperator import Teleoperator
-from robopolicy.sim.engine import compile_model
 
 Show = Callable[[str], None]
 _BEHIND = 0.1  # s; a machine that is further behind plays in slow motion, and never catches up in a rush
@@ -141,7 +140,7 @@ def viewer(simulated_arm: SimulatedArm, *, wanted: bool = True) -> Iterator[Call
     import mujoco.viewer
 
     task = simulated_arm.env.task
-    model = compile_model(task.xml())  # its own: drawing must not change the physics
+    model = task.compile()  # its own: drawing must not change the physics
     data, at = mujoco.MjData(model), task.bind(model)
     try:
         window = mujoco.viewer.launch_passive(model, data, show_left_ui=False, show_right_ui=False)

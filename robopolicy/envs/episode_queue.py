@@ -27,12 +27,18 @@ class EpisodeQueue:
     Args:
         seed: names the training stream (`robopolicy.core.rng.episode_seeds("train", seed, …)`).
         ranges: name -> (low, high) of the uniform numbers of an episode.
+
+    Raises:
+        ConfigError: a bound that is not finite.
     """
 
     def __init__(self, seed: int, ranges: Mapping[str, tuple[float, float]]) -> None:
         self.seed = seed
         self.names = tuple(ranges)
         bounds = np.array(list(ranges.values()), dtype=np.float64).reshape(-1, 2)
+        if not np.isfinite(bounds).all():
+            name = self.names[int((~np.isfinite(bounds)).any(axis=1).argmax())]
+            raise ConfigError(f"range of {name}: expected two finite numbers, found {tuple(ranges[name])}")
         self._low, self._span = bounds[:, 0], bounds[:, 1] - bounds[:, 0]
         self._given = torch.empty(0, dtype=torch.int64)
         self._count = 0  # training episodes handed out, in all ranks that share the stream

@@ -47,6 +47,10 @@ class ChosenParts(gymnasium.ObservationWrapper):
         _check(cameras or (), [*pictures, RENDER], "task.cameras", "there is no picture")
         self._keys = keys or tuple(vectors)
         self._cameras, self._size = tuple(pictures) if cameras is None else tuple(cameras), size
+        if size is not None and not self._cameras:
+            raise ConfigError(
+                f"task.size: expected null, found {size}: no picture is observed. Name one: task.cameras=[{RENDER}]"
+            )
         if RENDER in self._cameras and RENDER not in pictures:
             if env.render_mode != RGB:
                 raise ConfigError(

@@ -75,6 +75,7 @@ class Farm(VectorEnv):
         options = dict(options or {})
         mask = options.pop("reset_mask", None)
         rows: NDArray[np.bool_] = np.ones(self.num_envs, dtype=bool) if mask is None else np.asarray(mask)
+        self._gone &= ~rows  # what was lost there before is not this episode
         with self._closed_on_error():
             asked = [k for k, part in enumerate(self._slices) if rows[part].any() and not self._blank[k]]
             for k in asked:

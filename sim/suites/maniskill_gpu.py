@@ -115,9 +115,17 @@ def make(
         horizon: steps to truncation; None: the suite's own.
 
     Raises:
-        ConfigError: no such task, robot or control mode, a horizon below 1, no GPU, or the simulator does not start.
+        ConfigError: no env, no such task, robot or control mode, PegInsertionSide, a horizon below 1, no GPU, or the
+            simulator does not start.
     """
     check_task(name, maniskill.task_names(), "ManiSkill", key="maniskill")
+    if num_envs < 1:
+        raise ConfigError(f"num_envs: expected at least 1, found {num_envs}")
+    if name == maniskill.PEG:
+        raise ConfigError(
+            f"task.name={name!r}: its peg and hole are drawn with the scene here, so an episode is no function of its "
+            "seed. Take task=maniskill"
+        )
     steps = steps_of(horizon, REGISTERED_ENVS[name].max_episode_steps)
     if not torch.cuda.is_available():
         raise ConfigError("task=maniskill_gpu: PyTorch sees no CUDA device. On the CPU: task=maniskill.")

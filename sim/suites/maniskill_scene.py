@@ -34,7 +34,7 @@ class ManiSkillEnv(SuiteEnv):
         control: a control mode of the robot.
         cameras: of the observation; with any, the state is the suite's for pictures, without the objects.
         size: pixels of the square pictures.
-        friction: of everything, as a multiple of the suite's own. mass: the same, of everything but the arm.
+        friction: of everything, as a multiple of the suite's own. mass: the same, of free bodies.
         relative: append the differences of PegInsertionSide to its state.
     """
 
@@ -69,7 +69,9 @@ class ManiSkillEnv(SuiteEnv):
         low, high = (np.asarray(limit, np.float32) for limit in _limits(self.inner))
         self.action_space = gymnasium.spaces.Box(low, high, dtype=np.float32)
         # Tasks of drawing have hundreds of strokes to make, some seconds an episode, and nothing that is touched.
-        self._again = "drawing" not in type(self.inner).__module__.split(".")
+        # Changed physics are those of a new scene.
+        changed = (friction, mass) != (1.0, 1.0)
+        self._again = changed or "drawing" not in type(self.inner).__module__.split(".")
         self._twin: Any = None  # the scene that is filmed
         self._twin_seed: int | None = None
         self._seed: int | None = 0
@@ -143,7 +145,7 @@ class ManiSkillEnv(SuiteEnv):
         return gymnasium.spaces.Dict({"state": box(-np.inf, np.inf, seen["state"].shape, np.float32), **pictures})
 
     def _change_physics(self) -> None:
-        """Of a scene as it is made: friction of everything, mass and inertia of everything but the arm."""
+        """Of a scene as it is made: friction of everything, mass and inertia of free bodies."""
         scene = self.inner.unwrapped.scene
         for actor in scene.actors.values():
             for entity in actor._objs:

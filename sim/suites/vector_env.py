@@ -61,12 +61,16 @@ def vector_env(
         task: further parameters of the task for the spec's digest.
 
     Raises:
-        ConfigError: a negative number of processes, or Ray without a number.
+        ConfigError: no env, a negative number of processes, or how workers run without their number.
     """
+    if num_envs < 1:
+        raise ConfigError(f"num_envs: expected at least 1, found {num_envs}")
     if processes < 0:
         raise ConfigError(f"task.processes: expected 0 (in this process) or a number of workers, found {processes}")
     if farm != "process" and not processes:
         raise ConfigError(f"task.farm={farm}: set the number of its workers too, task.processes=2")
+    if worker_timeout != TIMEOUT_S and not processes:
+        raise ConfigError(f"task.worker_timeout={worker_timeout:g}: set the number of workers too, task.processes=2")
     one = functools.partial(limited, make, horizon, Success(success, ident), sparse)
     if (count := min(processes, num_envs)) < processes:
         _log.warning("task.processes=%d: %d envs take as many workers at most", processes, num_envs)
@@ -99,7 +103,7 @@ class TellsSuccess(gymnasium.Wrapper):
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         """Map seeds by `seed32` where an env takes 32 bits alone, as `numpy.random.RandomState` does.
 
-        Seeds that fit are passed on as they are: 0.4% of training seeds. One may then be that of a test episode.
+        Seeds that fit are passed on as they are: 0.4% of demonstration seeds. One may then be that of a test episode.
         Options that Gymnasium has emptied are none, as at the first reset.
         """
         options = options or None

@@ -7,7 +7,7 @@ MJCF of `bodies()` (and `tool()`, `extra_xml()`). Drawn per episode: one uniform
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import mujoco
@@ -18,6 +18,7 @@ from robopolicy.core.errors import ConfigError
 from robopolicy.sim.arm import FINGER_STROKE, actuator_xml, arm_xml
 from robopolicy.sim.arm_model import ArmLayout, ArmModel
 from robopolicy.sim.arms import arm_model
+from robopolicy.sim.engine import compile_model
 from robopolicy.sim.tasks.scene import Array, Bool, Range, Scene
 
 if TYPE_CHECKING:
@@ -76,6 +77,22 @@ class Task:
         """Box for the commanded TCP, m."""
         return self.model.layout.workspace or self.workspace
 
+    def check(self, reward: str) -> None:
+        """Check what holds for every task, and that it has this reward.
+
+        Raises:
+            ConfigError: names the parameter.
+        """
+        for key in ("horizon", "substeps", "hold"):
+            if getattr(self, key) < 1:
+                raise ConfigError(f"task.{key}: expected at least 1, found {getattr(self, key)}")
+        if not 0 < self.timestep < np.inf:
+            raise ConfigError(f"task.timestep: expected seconds above 0, found {self.timestep}")
+        if reward not in ("sparse", "dense", "shaped"):
+            raise ConfigError(f"task.reward: expected sparse, dense or shaped, found {reward!r}")
+        if reward != "sparse" and type(self).dense is Task.dense:
+            raise ConfigError(f"task.reward: expected sparse, found {reward}: {self.name} has no method dense()")
+
     # -- scene ------------------------------------------------------------------------------------------------------
     def bodies(self) -> str:
         """MJCF inside `<worldbody>`, after the arm and the table (z = 0 is the table's top)."""
@@ -127,6 +144,20 @@ class Task:
   </actuator>
   {self.extra_xml()}
 </mujoco>"""
+
+    def compile(self) -> mujoco.MjModel:
+        """Compile the MJCF of the scene.
+
+        Raises:
+            ConfigError: MuJoCo cannot build it.
+        """
+        try:
+            return compile_model(self.xml())
+        except ValueError as error:
+            changed = {f.name: getattr(self, f.name) for f in fields(self) if getattr(self, f.name) != f.default}
+            given = ", ".join(f"task.{key}={value}" for key, value in changed.items()) or "the defaults"
+            message = " ".join(str(error).split())
+            raise ConfigError(f"task={self.name}: MuJoCo cannot build the scene with {given}. {message}") from error
 
     def _views(self) -> str:
         """MJCF of the light and of the fixed cameras, turned and moved as the arm's layout is."""

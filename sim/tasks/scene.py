@@ -154,6 +154,12 @@ def fold(angle: Array, period: float | Array) -> Array:
     return (angle + period / 2) % period - period / 2
 
 
+def turn_between(start: Array, end: Array) -> Array:
+    """Return the turn [N] rad from `start` [N] to `end` [N], the shorter way round."""
+    turn = end - start
+    return np.where(np.abs(turn) > np.pi, fold(turn, 2 * np.pi), turn)
+
+
 def arm_features(scene: Scene) -> dict[str, Array]:
     """Return the arm's part of `observation.state`, the same in every task (14 numbers)."""
     return {

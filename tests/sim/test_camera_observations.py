@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import numpy as np
 import pytest
 import torch
@@ -11,6 +13,7 @@ from robopolicy import sim
 from robopolicy.core.errors import ConfigError, DataError
 from robopolicy.core.types import IMAGES, POINTS
 from robopolicy.sim.env import SimEnv
+from robopolicy.sim.tasks.pick import Pick
 from robopolicy.utils.point_clouds import crop
 
 SEED = torch.tensor([7])
@@ -118,3 +121,28 @@ def test_an_episode_that_loses_sight_goes_on_with_zeros_and_says_so_once(caplog)
 def test_bad_options_are_named(options, named):
     with pytest.raises(ConfigError, match=named):
         make(**options)
+
+
+@pytest.mark.parametrize("arm", Pick.arms)
+def test_the_default_box_is_around_the_workspace_of_the_arm(arm):
+    points, cube = first("front", arm=arm)
+    assert (np.abs(points - cube).max(axis=1) < AROUND).any(), "the cube's points are in the cloud"
+
+
+def test_another_thread_is_told_where_pictures_were_drawn():
+    env, said = make(points=()), list[BaseException | None]()
+
+    def draw() -> None:
+        try:
+            env.render(0)
+        except ConfigError as error:
+            said.append(error)
+        else:
+            said.append(None)  # drivers differ in what they allow
+
+    env.render(0)
+    thread = threading.Thread(target=draw)
+    thread.start()
+    thread.join()
+    assert len(said) == 1 and (said[0] is None or "drew in another thread" in str(said[0]))
+    env.close()

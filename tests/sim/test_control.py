@@ -11,6 +11,7 @@ from robopolicy.core.errors import ConfigError
 from robopolicy.core.types import STATE
 from robopolicy.sim.arm import HOME, JOINT_HIGH
 from robopolicy.sim.control import LAG_M
+from robopolicy.sim.tasks.scene import turn_between
 
 
 def state(env: sim.SimEnv, obs) -> dict[str, np.ndarray]:
@@ -83,3 +84,23 @@ def test_the_joint_filter_sits_between_ik_and_physics(control):
 def test_experts_need_the_mode_they_drive():
     with pytest.raises(ConfigError, match="delta_pose"):
         sim.make("pick", 1, control="joint_position").make_expert()
+
+
+def test_the_lag_of_the_yaw_is_the_shorter_turn():
+    turn = turn_between(np.array([3.0, 0.1, -3.0]), np.array([-3.0, 0.4, 3.0]))
+    np.testing.assert_allclose(turn, [2 * np.pi - 6, 0.3, 6 - 2 * np.pi])
+    start = np.random.default_rng(0).uniform(-1.5, 1.5, (2, 100))
+    np.testing.assert_array_equal(turn_between(*start), start[1] - start[0], "the same bits within half a turn")
+
+
+def test_a_joint_that_passes_half_a_turn_leaves_the_lag_small():
+    env = sim.make("reach", 1, control="joint_position", joint_noise=0.0, horizon=80)
+    obs, q = env.reset(), torch.tensor(HOME, dtype=torch.float32)
+    lags, yaws = [], []
+    for _ in range(60):
+        q[6] = max(-2.8, float(q[6]) - 0.08)
+        obs = env.step(torch.cat([q, torch.tensor([1.0])])[None]).next_obs
+        lags.append(abs(float(state(env, obs)["lag"][0, 3])))
+        yaws.append(float(state(env, obs)["yaw"][0]))
+    assert max(np.abs(np.diff(yaws))) > 6, "it passed π"
+    assert max(lags) < 0.1  # rad

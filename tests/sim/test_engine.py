@@ -15,6 +15,8 @@ from robopolicy.core.rng import episode_seeds
 from robopolicy.core.types import STATE
 from robopolicy.sim import engine
 from robopolicy.sim.engine import RolloutPhysics, compile_model
+from robopolicy.sim.tasks.base import Task
+from robopolicy.sim.tasks.reach import Reach
 
 FULL = int(mujoco.mjtState.mjSTATE_FULLPHYSICS)
 
@@ -125,3 +127,38 @@ def test_the_engine_has_no_more_threads_than_the_container_has_cores(monkeypatch
     for quota, cores in ((float("inf"), 16), (1.5, 2), (0.2, 1), (64.0, 16)):
         monkeypatch.setattr(engine, "cpu_quota", lambda quota=quota: quota)
         assert engine.available_cores() == cores
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "said"),
+    [
+        ("pick", {"hold": 0}, r"task.hold: expected at least 1, found 0"),
+        ("pick", {"substeps": 0}, r"task.substeps: expected at least 1, found 0"),
+        ("pick", {"timestep": 0.0}, r"task.timestep: expected seconds above 0, found 0.0"),
+        ("pick", {"horizon": 0}, r"task.horizon: expected at least 1, found 0"),
+        ("pick", {"cube_mass": 0.0}, r"task=pick: MuJoCo cannot build the scene with task.cube_mass=0.0. .*'cube'"),
+        ("reach", {"range_x": float("nan")}, r"range of target_x: expected two finite numbers"),
+    ],
+)  # fmt: skip
+def test_a_parameter_that_makes_no_episode_is_named(name, options, said):
+    with pytest.raises(ConfigError, match=said):
+        sim.make(name, 1, **options)
+
+
+def test_a_task_without_dense_says_so_at_once():
+    class Bare(Reach):
+        dense = Task.dense
+
+    for reward in ("dense", "shaped"):
+        with pytest.raises(ConfigError, match=rf"task.reward: expected sparse, found {reward}: reach has no method"):
+            sim.SimEnv(Bare(), 1, reward=reward)
+    sim.SimEnv(Bare(), 1).close()
+
+
+def test_what_a_caller_does_to_an_observation_stays_with_the_caller():
+    env = sim.make("reach", 2)
+    step = env.step(torch.zeros(2, 5))
+    expected = step.obs[STATE].clone()
+    step.obs[STATE].zero_()
+    step.obs.pop("task_index")
+    assert torch.equal(env.observe()[STATE], expected) and "task_index" in env.observe()

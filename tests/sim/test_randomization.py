@@ -176,3 +176,22 @@ def test_pictures_are_observations_and_quality_is_recorded():
     assert full.spec.digest != fast.spec.digest
     assert fast.render(0, width=320, height=240).shape == (3, 240, 320)
     fast.close(), full.close()
+
+
+@pytest.mark.parametrize(
+    "ranges",
+    [
+        {"sensor_noise": float("nan")}, {"sensor_noise": float("inf")}, {"mass": (1.0, float("inf"))},
+        {"friction": (float("nan"), 1.0)},
+    ],
+)  # fmt: skip
+def test_numbers_that_are_not_finite_are_refused(ranges):
+    with pytest.raises(ConfigError, match=rf"randomization.{next(iter(ranges))}: expected"):
+        sim.make("pick", 1, randomization=ranges)
+
+
+@pytest.mark.parametrize(("task", "warns"), [("peg_easy", True), ("reach", True), ("pick", False)])
+def test_a_mass_that_changes_nothing_is_said(task, warns, caplog):
+    with caplog.at_level("WARNING"):
+        sim.make(task, 1, randomization={"mass": (2.0, 2.0)}).close()
+    assert ("randomization.mass: nothing but the arm moves" in caplog.text) == warns

@@ -87,3 +87,8 @@ def test_an_observation_without_a_declared_part_is_named():
     env.reset = lambda **_: ({"speed": np.zeros(1, np.float32)}, {})
     with pytest.raises(SpecError, match=r"has no 'goal\.a', which its space declares; it has \['speed'\]"):
         chosen.reset()
+
+
+def test_a_size_of_no_picture_is_named():
+    with pytest.raises(ConfigError, match=r"task.size: expected null, found 4: no picture is observed"):
+        ChosenParts(Nested("rgb_array"), cameras=(), size=4)

@@ -134,3 +134,15 @@ def test_an_env_that_cannot_be_built_in_a_worker_is_named():
         make(1, broken="dies")
     with pytest.raises(ConfigError, match=r"task\.processes: walk: env worker 0: its object cannot be sent"):
         vector_env(lambda: Walk(), "walk", 1, horizon=7, processes=1)
+
+
+def test_episodes_that_begin_after_a_loss_are_not_reported_lost():
+    env = make(2)
+    env.reset(SEEDS[:N])
+    kill(env.env, 0)
+    with pytest.raises(WorkerError):
+        env.render(0)
+    env.reset(SEEDS[N : 2 * N])
+    step = env.step(torch.ones(N, 1))
+    assert step.valid.all() and not step.truncated.any()
+    env.close()

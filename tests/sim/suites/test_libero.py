@@ -23,7 +23,7 @@ def test_tasks_and_their_language():
 
 def test_episodes_begin_in_the_fixed_states_in_order():
     """The arm of a task's states differs; the 51st episode is the first again."""
-    env = libero.make("0", 1, cameras=())
+    env = libero.make(0, 1, cameras=())
     first = [env.reset(torch.tensor([(2 << 40) + i]))[STATE] for i in (0, 1, 50)]
     assert torch.equal(first[0], first[2]) and not torch.equal(first[0], first[1])
     assert env.spec.tasks[0].startswith("pick up the black bowl") and env.spec.horizon == 220

@@ -126,6 +126,8 @@ def test_made_as_on_a_gpu_it_is_a_suite_of_its_own(name, monkeypatch):
 def test_what_cannot_be_is_named(monkeypatch):
     with pytest.raises(ConfigError, match=r"no such task.*PickCube-v1"):
         maniskill_gpu.make("PickCub-v1", 1)
+    with pytest.raises(ConfigError, match=r"no function of its seed. Take task=maniskill"):
+        maniskill_gpu.make("PegInsertionSide-v1", 1)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(ConfigError, match=r"no CUDA device. On the CPU: task=maniskill"):
         maniskill_gpu.make("PickCube-v1", 1)

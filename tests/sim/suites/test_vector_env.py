@@ -81,3 +81,15 @@ def test_global_generators_are_as_they_were():
     with global_random(7):
         assert np.random.rand() == inside  # noqa: NPY002
     assert [first, np.random.rand()] == expected.tolist()  # noqa: NPY002
+
+
+@pytest.mark.parametrize(
+    ("num_envs", "options", "said"),
+    [
+        (0, {}, r"num_envs: expected at least 1, found 0"),
+        (1, {"worker_timeout": 5.0}, r"task.worker_timeout=5: set the number of workers"),
+    ],
+)
+def test_envs_and_workers_that_cannot_be_are_named(num_envs, options, said):
+    with pytest.raises(ConfigError, match=said):
+        vector_env(functools.partial(Counter, 3), "counter", num_envs, horizon=5, processes=0, **options)
