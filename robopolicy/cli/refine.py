@@ -177,7 +177,7 @@ def _of_dataset(observation: dict[str, Feature], dataset: Path) -> dict[str, Any
     Places that are zero in all demonstrations are of a thing that the task does not have.
     """
     vectors = {key: observation[key] for key in state_vectors(observation)}
-    names = joined(list(vectors.values())).names or ()
+    names = joined(vectors).names or ()
     episodes = load_episodes(dataset, needed=vectors)
     if not episodes.outcomes:
         print(
@@ -196,7 +196,7 @@ def facts_of(
     """Return the facts about a base from its episodes with and without sampling noise."""
     frame, observation = rows.frame, policy.spec.observation
     won = frame["length"][frame["success_once"]]
-    vectors = [observation[key] for key in state_vectors(observation)]
+    vectors = {key: observation[key] for key in state_vectors(observation)}
     return BaseFacts(
         success=rows.success_rate().value,
         mode_success=mode.success_rate().value,

@@ -7,6 +7,7 @@ import io
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import psutil
@@ -91,12 +92,22 @@ def read_video(path: Path, times: NDArray[np.float64], rows: NDArray[np.int64], 
                     )
                 if (frame.height, frame.width) != size:
                     raise DataError(f"{path}: pictures are {(frame.height, frame.width)} (h, w), info.json says {size}")
-                out[rows[at]] = torch.from_numpy(frame.to_ndarray(format="rgb24")).permute(2, 0, 1)
+                out[rows[at]] = torch.from_numpy(_rgb(frame)).permute(2, 0, 1)
                 at += 1
     except (av.FFmpegError, OSError, IndexError, ValueError) as error:
         raise DataError(f"{path}: cannot be decoded ({error}). It is missing or was cut off.") from error
     if at < len(times):
         raise DataError(f"{path}: ends after {at} of {len(times)} frames. It was cut off while recording.")
+
+
+def _rgb(frame: Any) -> NDArray[np.uint8]:
+    """Return the picture [h w 3], by the matrix and range that the film names; swscale alone would take BT.601's."""
+    from av.video.reformatter import Colorspace
+
+    # Naming BT.601 for the target makes swscale look at the source's tag; RGB itself has no matrix.
+    source = {"src_color_range": frame.color_range or None}
+    read: NDArray[np.uint8] = frame.reformat(format="rgb24", dst_colorspace=Colorspace.ITU601, **source).to_ndarray()
+    return read
 
 
 def check_video(

@@ -114,7 +114,8 @@ class RobopolicyPolicy(PreTrainedPolicy):
         found = {k: obs[k] for k in needed}
         if any(TASK in policy.spec.observation for policy in self.chain):
             tasks, count = self.policy.spec.tasks, len(next(iter(found.values())))
-            texts = batch.get("task") or [""] * count
+            texts = batch.get("task") or ""
+            texts = [texts] * count if isinstance(texts, str) else texts  # LeRobot's robot commands give one text
             for text in texts:
                 if text not in tasks:
                     raise SpecError(f"task: the policy knows no instruction {text!r}. {closest(text, tasks)}")

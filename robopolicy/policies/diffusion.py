@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any, Literal
 
 import torch
@@ -18,6 +19,8 @@ from robopolicy.policies.normalizer import Normalizer
 
 Prediction = Literal["epsilon", "sample", "v_prediction"]
 Sampler = Literal["ddpm", "ddim"]
+_PURE = 0.01  # ᾱ up to which x counts as noise alone
+_log = logging.getLogger(__name__)
 
 
 class DiffusionPolicy(ChunkDenoiser):
@@ -38,12 +41,12 @@ class DiffusionPolicy(ChunkDenoiser):
         eta: of DDIM; 0 is deterministic, 1 draws as DDPM does.
         sampling_steps: S ≤ K, K when None; evenly spaced from the noisiest step downwards ("trailing", Lin et al.
             2024), so that sampling starts where x is pure noise.
-        schedule: diffusers' `beta_schedule`.
+        schedule: diffusers' `beta_schedule`. Warns where K steps of it leave more than noise.
         clip: bound of x̂₀ in normalised units.
         **common: see ChunkDenoiser.
 
     Raises:
-        ConfigError: sampling_steps outside 1…K.
+        ConfigError: sampling_steps outside 1…K, or an eta without sampler="ddim".
     """
 
     alpha_bar: Tensor  # [K] ᾱ, from the least noisy step to the noisiest
@@ -70,18 +73,27 @@ class DiffusionPolicy(ChunkDenoiser):
             raise ConfigError(f"sampling_steps must lie between 1 and denoising_steps={denoising_steps}, found {count}")
         scheduler = DDPMScheduler(denoising_steps, beta_schedule=schedule, timestep_spacing="trailing")
         scheduler.set_timesteps(count)
+        timesteps = scheduler.timesteps[:count]  # rounding gives some counts one more, of no level
         self.target, self.clip = prediction, clip
         self.denoising_steps = denoising_steps
         self.noise_shape = (spec.horizon, spec.action.dim)
+        if sampler == "ddpm" and eta not in (0.0, 1.0):
+            raise ConfigError(f"eta={eta}: is an option of sampler=ddim. Set that too, or leave eta away")
         eta = 1.0 if sampler == "ddpm" else eta
         if eta:
             self.noise_shape = (count + 1, *self.noise_shape)
         alpha_bar = scheduler.alphas_cumprod
+        if alpha_bar[-1] > _PURE:
+            _log.warning(
+                "schedule=%s: after %d denoising_steps ᾱ is %.2g, so sampling starts at noise that training never had. "
+                "Take schedule=squaredcos_cap_v2, or denoising_steps=1000",
+                schedule, denoising_steps, alpha_bar[-1],
+            )  # fmt: skip
         self.register_buffer("alpha_bar", alpha_bar)
-        self.register_buffer("times", scheduler.timesteps / denoising_steps, persistent=False)  # [S] in [0, 1)
-        now = alpha_bar[scheduler.timesteps]
+        self.register_buffer("times", timesteps / denoising_steps, persistent=False)  # [S] in [0, 1)
+        now = alpha_bar[timesteps]
         self.register_buffer("levels", torch.stack([now, 1.0 - now]).sqrt(), persistent=False)  # [2 S]
-        table = step_table(alpha_bar, scheduler.timesteps, prediction=prediction, eta=eta)
+        table = step_table(alpha_bar, timesteps, prediction=prediction, eta=eta)
         self.register_buffer("steps", table[:, :, None, None], persistent=False)
         self.register_load_state_dict_pre_hook(_check_schedule)
 

@@ -6,6 +6,7 @@ import copy
 from dataclasses import asdict
 from typing import Any
 
+from robopolicy.config.instantiate import value_of
 from robopolicy.config.schema import Count, Natural, signature
 from robopolicy.core.errors import ConfigError, SpecError
 from robopolicy.policies.base import LikelihoodPolicy, Policy
@@ -42,17 +43,21 @@ def finetuned(
             lora_rank for a policy without a chain, or `expert` for a policy that is not LeRobot's.
         CheckpointError: the base's weights are not those of its config.
     """
+    lerobot = isinstance(base, LeRobotFlow) or (
+        isinstance(base, LeRobotPolicy) and isinstance(opened(base), LeRobotFlow)
+    )
+    if expert is not None and not lerobot:
+        raise ConfigError(
+            f"policy.expert: says how a VLA of LeRobot keeps its weights; the base is a {type(base).__name__}. "
+            "Set it to null."
+        )
     if isinstance(base, LikelihoodPolicy) and not sampling:
         if lora_rank:
             raise ConfigError(f"policy.lora_rank={lora_rank}: a {type(base).__name__} is fine-tuned whole. Set it to 0")
         return copy.deepcopy(base)
     base = chain_of(base)
-    if expert is not None and not isinstance(base, LeRobotFlow):
-        raise ConfigError(
-            f"policy.expert: says how a VLA of LeRobot keeps its weights; the base is a {type(base).__name__}. "
-            "Set it to null."
-        )
     check_sampling(sampling or {}, "policy.sampling", type(base))
+    check_eta(base, sampling or {}, "policy.sampling")
     node: dict[str, Any] = base.config
     wanted = {
         **(sampling or {}),
@@ -93,6 +98,7 @@ def resampled(base: Policy, sampling: dict[str, Any], key: str = "sampling") -> 
             f"({error}). Leave {key} away, or give the diffusion or flow policy itself."
         ) from error
     check_sampling(sampling, key, type(base))
+    check_eta(base, sampling, key)
     if base.finetuned_steps:
         raise ConfigError(
             f"{key}: the chain of this policy is fine-tuned as it is, in {base.finetuned_steps} of {len(base.times)} "
@@ -107,6 +113,12 @@ def check_sampling(sampling: dict[str, Any], key: str, kind: type[ChunkDenoiser]
     if strange := sorted(set(sampling) - known):
         whose = "the sampler" if kind is None else f"the sampler of a {kind.__name__}"
         raise ConfigError(f"{key}: {strange} change more than {whose}; known: {sorted(known)}. Leave the others away.")
+
+
+def check_eta(base: ChunkDenoiser, sampling: dict[str, Any], key: str) -> None:
+    """Raise ConfigError, naming `key`, where `sampling` sets an `eta` that the base's sampler would not read."""
+    if "eta" in sampling and value_of({**base.config, **sampling}, "policy", "sampler") == "ddpm":
+        raise ConfigError(f"{key}: eta is an option of the sampler ddim, this one is ddpm. Add sampler: ddim")
 
 
 def chain_of(policy: Policy) -> ChunkDenoiser:

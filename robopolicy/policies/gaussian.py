@@ -29,7 +29,7 @@ class GaussianPolicy(LikelihoodPolicy):
         encoder: makes the whole observation encoder from the spec; ObservationEncoder when None.
         min_std: floor of the deviation, normalised units; keeps the likelihood bounded on noiseless data.
         initial_std: deviation above the floor before training; reinforcement starts from it.
-        imitate_std: False: imitation changes the mean alone. Imitating varied demonstrations gives a large deviation,
+        imitate_std: False: imitation changes only the mean. Imitating varied demonstrations gives a large deviation,
             with which a student hardly succeeds and which reinforcement lowers slowly.
         **options: see ObservationEncoder.
     """

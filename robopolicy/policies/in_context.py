@@ -53,5 +53,6 @@ def in_context(base: Policy, episodes: Episodes, *, retrieval: dict[str, Any] | 
     policy = build_policy(node, spec=base.spec, normalizer=copy.deepcopy(base.normalizer))
     assert isinstance(policy, RICLPolicy)
     copy_weights(base, policy, new="pair.")
+    policy.to(base.times.device)
     policy.set_retrieval_memory(episodes)
     return policy

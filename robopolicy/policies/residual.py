@@ -51,7 +51,7 @@ class ResidualPolicy(Policy):
         widen: the demonstrated range is widened by this fraction on each side, then intersected with the env's limits;
             the full action stays in this box.
         state: elements of the state that are read, and differences of its places, see `StateReading`; None: all.
-        pictures: read images and point clouds, through the base; False: the state alone.
+        pictures: read images and point clouds, through the base; False: only the state.
         task_weights: give the first layer weights for each task; False: the task's number is an input.
         tasks: instructions of its training, where `spec` has others; None: those of `spec`.
         hidden: widths of the hidden layers.
@@ -100,7 +100,7 @@ class ResidualPolicy(Policy):
         self.spec = replace(spec, observation=observation, n_obs_steps=seen, horizon=1, n_action_steps=1)
         self.base = base.eval().requires_grad_(False)
         self.normalizer = normalizer
-        self.reading = StateReading(joined([spec.observation[k] for k in self.vectors]), state, where="policy.state")
+        self.reading = StateReading(joined({k: spec.observation[k] for k in self.vectors}), state, where="policy.state")
         self.reading.fit(*_states(episodes, self.vectors, normalizer))
         if not self.reading.dim and not self.encoded_dim:
             raise SpecError("policy.state: names nothing: the residual would be blind. Name elements, or null for all.")
@@ -238,7 +238,7 @@ def _encoded_dim(base: Policy, cameras: dict[str, Feature]) -> int:
     if not isinstance(base, (DenoisingPolicy, LikelihoodPolicy)):
         raise SpecError(
             f"policy.pictures: they are read by the base's encoder, and {type(base).__name__} shows none: expected a "
-            "policy of ours (diffusion, flow, gaussian, mixture, vla). Without it the residual reads the state alone."
+            "policy of ours (diffusion, flow, gaussian, mixture, vla). Without it the residual reads only the state."
         )
     return base.cond_dim
 

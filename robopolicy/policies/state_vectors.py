@@ -21,8 +21,11 @@ def state_vectors(observation: dict[str, Feature]) -> tuple[str, ...]:
     return tuple(sorted(found, key=lambda k: (k != STATE, k != ENV_STATE)))  # the others stay in their order
 
 
-def joined(parts: list[Feature]) -> Feature:
-    """Return the feature of vectors that are joined; it has names where all of them have."""
-    names = tuple(name for part in parts for name in part.names or ())
-    size = sum(part.shape[0] for part in parts)
-    return Feature((size,), names=names if len(names) == size else None)
+def joined(parts: dict[str, Feature]) -> Feature:
+    """Return the feature of vectors that are joined, by key; elements without a name are counted where others have."""
+    size = sum(part.shape[0] for part in parts.values())
+    if not any(part.names for part in parts.values()):
+        return Feature((size,))
+    short = {key: key.rpartition(".")[2] for key in parts}
+    names = [part.names or tuple(f"{short[key]}_{i}" for i in range(part.shape[0])) for key, part in parts.items()]
+    return Feature((size,), names=tuple(name for own in names for name in own))

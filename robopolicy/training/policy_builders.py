@@ -163,6 +163,12 @@ def _spec(config: TrainConfig, env: VecEnv | None, base: Policy | None, demonstr
     if base is None:
         source = required_env(config, env).spec if demonstrations is None else demonstrations
         return _available_spec(config, source)
+    for key in ("n_obs_steps", "horizon", "n_action_steps"):
+        given, own = getattr(config, key), getattr(base.spec, key)
+        if given not in (own, TrainConfig.__dataclass_fields__[key].default):
+            raise ConfigError(
+                f"{key}: expected {own}, as the base has, found {given}. Leave it away: the base's is kept"
+            )
     if config.policy_node.get("pictures"):
         return base.spec
     read = {k: v for k, v in base.spec.observation.items() if not k.startswith(RENDERED)}

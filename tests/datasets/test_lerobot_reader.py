@@ -16,6 +16,7 @@ from robopolicy.datasets.lerobot_reader import annotate_dataset, dataset_feature
 from robopolicy.datasets.lerobot_writer import DatasetWriter
 from robopolicy.datasets.metadata import RecordingMeta
 from robopolicy.datasets.source import DatasetInfo
+from robopolicy.datasets.video import read_video
 from tests.datasets.conftest import ACTION, LENGTHS, OBSERVATION, episode
 
 
@@ -250,3 +251,27 @@ def test_meta_of_another_version(dataset: Path) -> None:
     file.write_text("{")
     with pytest.raises(DataError, match="damaged"):
         load_episodes(dataset)
+
+
+@pytest.mark.parametrize(("matrix", "range_"), [("ITU709", "MPEG"), ("ITU709", "JPEG"), ("ITU601", "JPEG")])
+def test_colours_are_read_by_the_tag_of_the_film(tmp_path: Path, matrix: str, range_: str) -> None:
+    import av
+    from av.video.reformatter import ColorRange, Colorspace
+
+    colours = np.array([(200, 30, 30), (30, 200, 30), (30, 30, 200)], np.uint8)
+    picture = np.repeat(np.repeat(colours[None], 48, axis=0), 32, axis=1)
+    with av.open(str(tmp_path / "film.mp4"), "w") as film:
+        stream = film.add_stream("libx264", rate=10, options={"crf": "5"})
+        stream.width, stream.height, stream.pix_fmt = 96, 48, "yuv420p"
+        stream.codec_context.colorspace = Colorspace[matrix]
+        stream.codec_context.color_range = ColorRange[range_]
+        for i in range(2):
+            frame = av.VideoFrame.from_ndarray(picture, "rgb24")
+            frame = frame.reformat(format="yuv420p", dst_colorspace=matrix, dst_color_range=range_)
+            frame.pts = i
+            film.mux(stream.encode(frame))
+        film.mux(stream.encode())
+    read = torch.zeros(2, 3, 48, 96, dtype=torch.uint8)
+    read_video(tmp_path / "film.mp4", np.arange(2) / 10, np.arange(2), read, fps=10)
+    found = read[1, :, 24, [16, 48, 80]].T.numpy().astype(int)
+    assert np.abs(found - colours).max() <= 4, found

@@ -8,12 +8,13 @@ import os
 import subprocess
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 from robopolicy import sim
 from robopolicy.core.errors import CheckpointError, ConfigError, SpecError
-from robopolicy.core.types import STATE
+from robopolicy.core.types import STATE, TASK, Feature
 from robopolicy.datasets.demonstrations import record_demos
 from robopolicy.envs.wrap_for import wrap_for
 from robopolicy.envs.wrappers import ChunkExecutor
@@ -22,6 +23,7 @@ from robopolicy.policies.factory import build_policy
 from robopolicy.policies.lerobot.export import export
 from robopolicy.policies.normalizer import Normalizer
 from robopolicy.runs.checkpointer import load_policy, save_policy
+from tests import toy
 from tests.fakes import PointEnv, PointPolicy
 from tests.lerobot_toys import save
 
@@ -129,6 +131,30 @@ def test_an_exported_policy_acts_as_in_our_pipeline(tmp_path: Path) -> None:
             obs = env.step(action).obs
         drawn.append(action)
     assert not torch.allclose(*drawn)
+
+
+def test_an_exported_policy_is_told_its_task_as_lerobots_robot_commands_do(tmp_path: Path) -> None:
+    from lerobot.policies.utils import prepare_observation_for_inference
+
+    from robopolicy.lerobot_plugin.modeling_robopolicy import RobopolicyPolicy
+
+    shown = {STATE: Feature((3,)), TASK: Feature((), "int64")}
+    spec = toy.spec(observation=shown, tasks=("lift the cube", "open the drawer"))
+    made = build_policy({"_target_": "gaussian"}, spec=spec, normalizer=Normalizer.from_limits(shown, toy.ACTION))
+    save_policy(made.eval(), tmp_path / "ours")
+    policy = RobopolicyPolicy.from_pretrained(export(checkpoint=tmp_path / "ours", out=tmp_path / "out"))
+
+    def act(text: str) -> torch.Tensor:
+        policy.reset()
+        state = {STATE: np.zeros(3, np.float32)}
+        return policy.select_action(prepare_observation_for_inference(state, torch.device("cpu"), text, "so101"))
+
+    torch.manual_seed(0)
+    lifted = act("lift the cube")
+    torch.manual_seed(0)
+    assert not torch.equal(act("open the drawer"), lifted)
+    with pytest.raises(SpecError, match=r"task: the policy knows no instruction 'lift'"):
+        act("lift")
 
 
 def test_what_an_exported_policy_is_shown_has_to_fit(refined: Path) -> None:

@@ -24,6 +24,7 @@ from robopolicy.policies.diffusion import DiffusionPolicy
 from robopolicy.policies.finetuning import finetuned, resampled
 from robopolicy.policies.flow import FlowPolicy
 from robopolicy.policies.gaussian import GaussianPolicy
+from robopolicy.policies.lerobot.flow import ExpertOptions
 from robopolicy.runs.checkpointer import load_policy, save_policy
 from tests.toy import policy, random_episodes
 
@@ -279,6 +280,19 @@ def test_another_sampler_runs_the_same_weights():
     torch.testing.assert_close(few.sample(cond, noise=noise), line)
     same = resampled(base, {"sampling_steps": 4})
     assert torch.equal(same.act(obs, noise=noise), base.act(obs, noise=noise))
+
+
+def test_eta_needs_a_sampler_that_reads_it():
+    for change in (lambda s: resampled(base_of("ddpm"), s), lambda s: finetuned(base_of("ddpm"), sampling=s)):
+        with pytest.raises(ConfigError, match=r"sampling: eta is an option of the sampler ddim, this one is ddpm"):
+            change({"eta": 0.0, "sampling_steps": 2})
+    assert resampled(base_of("ddpm"), {"eta": 0.0, "sampler": "ddim"}).noise_shape == (4, 2)
+
+
+def test_options_of_lerobots_weights_are_for_lerobots_policies():
+    for base in (base_of("flow"), policy(GaussianPolicy, DATA, network=partial(torch.nn.Linear))):
+        with pytest.raises(ConfigError, match=r"policy.expert: says how a VLA of LeRobot keeps its weights"):
+            finetuned(base, expert=ExpertOptions())
 
 
 def test_another_sampler_stays_on_the_device():

@@ -175,6 +175,29 @@ def test_impossible_sampling_steps(count: int):
         make(sampling_steps=count)
 
 
+@pytest.mark.parametrize("steps", [15, 30, 50, 100])
+def test_every_count_of_sampling_steps_has_as_many_levels(steps: int):
+    for count in range(1, steps + 1):
+        made = make(denoising_steps=steps, sampling_steps=count)
+        times = (made.times * steps).round()
+        assert len(times) == count and times[0] == steps - 1 and times[-1] >= 0 and (times.diff() < 0).all()
+        assert made.steps.isfinite().all() and made.noise_shape[0] == count + 1
+
+
+def test_a_schedule_that_leaves_a_signal_is_said(caplog: pytest.LogCaptureFixture):
+    make()
+    make(schedule="linear", denoising_steps=1000)
+    assert not caplog.records
+    make(schedule="linear")
+    assert "schedule=linear: after 10 denoising_steps ᾱ is 0.9" in caplog.text
+
+
+def test_eta_is_of_ddim():
+    with pytest.raises(ConfigError, match=r"eta=0.5: is an option of sampler=ddim"):
+        make(eta=0.5)
+    assert make(sampler="ddim", eta=0.5).noise_shape == (11, 4, 2)
+
+
 def test_another_schedule_refuses_the_weights():
     linear = make(schedule="linear")
     with pytest.raises(CheckpointError, match="another noise schedule"):

@@ -24,6 +24,7 @@ from robopolicy.policies.io import load_policy, save_policy
 from robopolicy.policies.normalizer import ACTION, Normalizer
 from robopolicy.policies.ricl import RICLPolicy
 from robopolicy.policies.vla import adapted
+from tests.elsewhere import HERE, elsewhere
 from tests.policies.test_vla import CAMERA, FEATURES, SMALL, TASKS, look
 from tests.policies.test_vla import make as vla
 from tests.toy import ACTION as ACTIONS
@@ -407,3 +408,10 @@ def test_other_retrieval_than_that_of_a_base_that_retrieves_is_refused():
     assert in_context(policy, data, retrieval={"pairs": 3, "decay": None, "shown": 15}) is policy
     with pytest.raises(ConfigError, match=r"policy\.retrieval: .*'pairs': 3.*'pairs': 4"):
         in_context(policy, data, retrieval={"pairs": 4})
+
+
+def test_a_base_on_another_device_keeps_its_memory_there():
+    with elsewhere() as device:
+        policy = in_context(vla().to(device), demos(features=FEATURES))
+        assert policy.times.device == device != HERE
+        assert {t.device for t in policy.parameters()} == {device}

@@ -6,6 +6,7 @@ import torch
 from robopolicy.core.errors import SpecError
 from robopolicy.core.types import Feature
 from robopolicy.policies.state_reading import StateReading, places
+from robopolicy.policies.state_vectors import joined
 
 NAMES = (*(f"{thing}_{axis}" for thing in ("hand", "cube") for axis in "xyz"), "grip", "disc_x", "disc_y", "cup-rim")
 STATE = Feature((len(NAMES),), names=NAMES)
@@ -63,3 +64,10 @@ def test_statistics_of_differences_are_saved_and_a_reading_without_any_has_nothi
     state = torch.randn(3, len(NAMES))
     assert torch.equal(again(state, state), fitted(state, state))
     assert not reading("grip").state_dict(), "checkpoints from before differences load"
+
+
+def test_vectors_without_names_are_counted_beside_named_ones():
+    parts = {"observation.state": STATE, "observation.environment_state": Feature((2,))}
+    assert joined(parts).names == (*NAMES, "environment_state_0", "environment_state_1")
+    assert joined({key: Feature(part.shape) for key, part in parts.items()}).names is None
+    assert StateReading(joined(parts), ("cube-hand", "environment_state_1"), where="policy.state").dim == 4

@@ -61,6 +61,13 @@ def test_without_a_dataset_a_residual_has_the_normaliser_of_its_base(tmp_path: P
     assert torch.equal(load_policy(tmp_path / "saved").act(obs), alone.act(obs))
 
 
+@pytest.mark.parametrize(("key", "given"), [("n_obs_steps", 3), ("horizon", 16), ("n_action_steps", 3)])
+def test_chunks_of_a_base_stay_as_they_are(key: str, given: int) -> None:
+    with pytest.raises(ConfigError, match=rf"{key}: expected \d+, as the base has, found {given}. Leave it away"):
+        residual_on(fitted_base(), **{key: given})
+    residual_on(fitted_base(), **{key: getattr(spec(), key)})
+
+
 def test_a_run_that_began_with_another_normaliser_keeps_it(tmp_path: Path) -> None:
     """Runs without a dataset began with the action limits once, and go on with them."""
     base, limits = fitted_base(), Normalizer.from_limits(spec().observation, spec().action)

@@ -16,6 +16,7 @@ from robopolicy.core.types import BASE_ACTION, ENV_STATE, IMAGES, TASK, Feature
 from robopolicy.policies.base import Policy, with_bases
 from robopolicy.policies.find import find_policy, is_ours
 from robopolicy.policies.io import load_policy
+from robopolicy.policies.lerobot.config import entrances
 from robopolicy.policies.lerobot.find import CONFIG, WEIGHTS
 from robopolicy.policies.lerobot.flow import STEPS, LeRobotFlow
 from robopolicy.policies.lerobot.load import PROCESSORS
@@ -115,8 +116,10 @@ def write_native(policy: LeRobotFlow, folder: Path) -> None:
 
 
 def _renamed(policy: LeRobotFlow) -> dict[str, str]:
-    reads = policy.config["config"]["input_features"]
-    return {theirs: ours for theirs, ours in policy.inputs.items() if theirs != ours and theirs in reads}
+    """Return {input of the policy: our name}, where an input enters the preprocessor under another than ours."""
+    entrance = entrances(policy.config["preprocessor"])
+    reads = {key: entrance.get(key, key) for key in policy.config["config"]["input_features"]}
+    return {key: ours for key, enters in reads.items() if (ours := policy.inputs.get(enters, enters)) != enters}
 
 
 def _feature(key: str, feature: Feature) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,10 +18,11 @@ from robopolicy.policies.denoising_chain import FloorNoise, LearnedNoise, gaussi
 from robopolicy.policies.finetuning import finetuned, resampled
 from robopolicy.policies.lerobot.export import export
 from robopolicy.policies.lerobot.flow import ExpertOptions, LeRobotFlow, check_flow, opened
+from robopolicy.policies.lerobot.metadata import annotate_policy
 from robopolicy.policies.realtime_chunking import continue_chunk
 from robopolicy.policies.steered import make_steered
 from robopolicy.runs.checkpointer import load_policy, save_policy
-from tests.lerobot_toys import env, observations, tiny_vla
+from tests.lerobot_toys import ACTION, env, observations, tiny_vla
 
 pytest.importorskip("transformers", reason="VLAs need lerobot[smolvla,pi]")
 TASKS = ("pick up the cube", "push the tee")
@@ -266,3 +268,20 @@ def test_what_does_not_go(base: Any, saved: Saved, tmp_path: Path):
             changed = type(settings)(**{**vars(settings), name: True})
             with pytest.raises(SpecError, match=f"{name}=true changes actions"):
                 check_flow(changed)
+
+
+def test_a_renamed_camera_that_its_processor_renames_too_is_exported(tmp_path: Path, patch: pytest.MonkeyPatch):
+    pytest.importorskip("num2words", reason="SmolVLA needs lerobot[smolvla]")
+    tiny_vla("smolvla", tmp_path, TASKS, patch)
+    file, front = tmp_path / "policy" / "policy_preprocessor.json", "observation.images.front"
+    document = json.loads(file.read_text())
+    for step in document["steps"]:
+        if step.get("registry_name") == "rename_observations_processor":
+            step["config"]["rename_map"] = {"observation.images.wrist": front}
+    file.write_text(json.dumps(document))
+    annotate_policy(tmp_path / "policy", action=ACTION, dt=0.05, tasks=TASKS, rename={front: "observation.images.top"})
+    there = env({"top": 64}, tasks=TASKS)
+    saved = load_policy(tmp_path / "policy", env=there)
+    save_policy(opened(saved), tmp_path / "ours")
+    again = load_policy(export(checkpoint=tmp_path / "ours", out=tmp_path / "out"), env=there)
+    assert again.inputs == saved.inputs
