@@ -74,7 +74,7 @@ class PooledComparison:
 
     def to_dict(self) -> dict[str, Any]:
         """JSON values; rates and differences as fractions."""
-        method = "percentile bootstrap over training seeds and episodes (Owen, 2007), at least Tango's over all pairs"
+        method = "percentile bootstrap over training seeds and episodes (Owen, 2007), at least Tango's of the episodes"
         return {"a": self.a, "b": self.b, "rates": self.rates, "level": _LEVEL, "verdict": self.verdict,
                 "difference": {**self.difference._asdict(), "method": method},
                 "seeds": [c.to_dict() for c in self.seeds]}  # fmt: skip

@@ -2,32 +2,83 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from bisect import bisect_left
 from collections.abc import Sequence
-from itertools import batched, cycle
+from itertools import batched
 
-from robopolicy.reporting.plots import Series, Whisker, line_chart
+from robopolicy.config.schema import TARGET
+from robopolicy.core.errors import RobopolicyError
+from robopolicy.reporting.plots import Series, Style, Whisker, line_chart, styles
 from robopolicy.reporting.run_reader import Evaluation, Run, is_finite
+from robopolicy.runs.run_dir import read_config
 
 _MAX_POINTS = 400
-_COLOURS = ("c1", "c2", "c3", "c4", "c5", "c0")
+_MOST_CHARTS = 24  # of training metrics
+_EVALUATED, _TRAINED = "eval/success_rate", "train/success"
+_UNITS = {"offline": "updates", "offline_rl": "updates", "on_policy": "env steps", "off_policy": "env steps",
+          "synthetic_off_policy": "env steps"}  # fmt: skip
 
 
-def learning_curves(runs: Sequence[Run], base: tuple[float, str] | None = None) -> list[str]:
-    """Success against env steps and against time, one SVG each. `base`: rate and name of a dashed reference."""
+def learning_curves(
+    runs: Sequence[Run], base: tuple[float, str] | None = None, *, legend: bool | None = None
+) -> list[str]:
+    """Success against steps and against time, one SVG each; updates and env steps have a chart of their own.
+
+    Args:
+        base: rate and name of a dashed reference. legend: False: without one; None: for several curves.
+    """
     marks = [base] if base is not None else []
-    charts, warmups = [], {run.warmup_steps for run in runs}
-    warmup = warmups.pop() if len(warmups) == 1 else 0
-    for x, label in (("step", "steps"), ("seconds", "minutes of training")):
-        series = [s for run, colour in zip(runs, cycle(_COLOURS), strict=False) if (s := _success(run, x, colour))]
+    looks, names, charts = styles(len(runs)), _curve_names(runs), list[str]()
+    axes = [("step", unit, group) for unit, group in _by_unit(runs).items()]
+    for x, label, group in (*axes, ("seconds", "minutes of training", list(range(len(runs))))):
+        series = [s for i in group if (s := _success(runs[i], x, looks[i], names[i]))]
         if any(len(s.x) > 1 for s in series):
+            warmups = {runs[i].warmup_steps for i in group}
+            warmup = warmups.pop() if len(warmups) == 1 else 0
             at = float(warmup) if x == "step" else _minutes(runs, warmup)
             charts.append(line_chart(
                 series, title=f"Success by {label}", x_label=label, share=True, marks=marks, width=430, height=250,
-                begin=(at, "warm-up") if warmup else None,
+                begin=(at, "warm-up") if warmup else None, legend=legend,
             ))  # fmt: skip
     return charts
+
+
+def legend_of(runs: Sequence[Run]) -> list[Series]:
+    """Return a series without points for each of several runs that logged metrics: the legend of their charts."""
+    looks = zip(runs, _curve_names(runs), styles(len(runs)), strict=True)
+    found = [Series(name, [], [], colour=look.colour, dash=look.dash) for run, name, look in looks if run.metrics]
+    return found if len(found) > 1 else []
+
+
+def success_metrics(runs: Sequence[Run]) -> set[str]:
+    """Return the metrics that the curves of `runs` show: evaluations, training episodes, or both."""
+    return {key for run in runs if (key := _metric(run))}
+
+
+def _metric(run: Run) -> str:
+    return next((key for key in (_EVALUATED, _TRAINED) if any(key in m for m in run.metrics)), "")
+
+
+def _curve_names(runs: Sequence[Run]) -> list[str]:
+    """Return the name of each run; where others show evaluations, one of training episodes says so."""
+    metrics = [_metric(run) for run in runs]
+    mixed = len({*metrics} - {""}) > 1
+    return [run.name + ", training episodes" * (mixed and metric == _TRAINED)
+            for run, metric in zip(runs, metrics, strict=True)]  # fmt: skip
+
+
+def _by_unit(runs: Sequence[Run]) -> dict[str, list[int]]:
+    """Return {what a run's steps are: indices of runs}; "steps" where its config does not say."""
+    found: dict[str, list[int]] = {}
+    for i, run in enumerate(runs):
+        unit = "steps"
+        with contextlib.suppress(RobopolicyError):
+            loop = (read_config(run.path) or {}).get("loop")
+            unit = _UNITS.get(str(loop.get(TARGET)), unit) if isinstance(loop, dict) else unit
+        found.setdefault(unit, []).append(i)
+    return found
 
 
 def success_intervals(evaluations: Sequence[Evaluation], reference: Evaluation | None = None) -> list[Whisker]:
@@ -42,8 +93,8 @@ def success_intervals(evaluations: Sequence[Evaluation], reference: Evaluation |
     return rows
 
 
-def _success(run: Run, x: str, colour: str) -> Series | None:
-    key = "eval/success_rate" if any("eval/success_rate" in m for m in run.metrics) else "train/success"
+def _success(run: Run, x: str, look: Style, name: str) -> Series | None:
+    key = _metric(run)
     points = [m for m in run.metrics if is_finite(m.get(key)) and is_finite(m.get("step"))]
     if not points:
         return None
@@ -52,9 +103,9 @@ def _success(run: Run, x: str, colour: str) -> Series | None:
     if any(math.isnan(v) for v in at):
         return None
     low, high = ([m.get(f"eval/success_{side}", math.nan) for m in points] for side in ("low", "high"))
-    band = key.startswith("eval") and all(map(is_finite, low + high))
+    band = key == _EVALUATED and all(map(is_finite, low + high))
     rate = [float(m[key]) for m in points]
-    return Series(run.name, at, rate, low if band else [], high if band else [], colour)
+    return Series(name, at, rate, low if band else [], high if band else [], look.colour, look.dash)
 
 
 def _minutes(runs: Sequence[Run], step: int) -> float:
@@ -71,22 +122,30 @@ def _seconds(run: Run, steps: Sequence[float], points: Sequence[dict]) -> list[f
     return [m["wall_s"] if is_finite(m.get("wall_s")) else math.nan for m in points]
 
 
-def training_charts(runs: Sequence[Run], *, limit: int = 24) -> list[str]:
-    """Small charts of every scalar under `train/`, losses first."""
-    keys = sorted(
-        {k for run in runs for m in run.metrics for k in m if k.startswith("train/")},
-        key=lambda k: ("loss" not in k, k),
-    )
-    charts = []
-    for key in keys[:limit]:
-        series = []
-        for run, colour in zip(runs, cycle(_COLOURS), strict=False):
-            x, y = run.curve(key)
-            if len(x) > 1:
-                series.append(Series(run.name, *_thin(x, y), colour=colour))
-        if series:
-            charts.append(line_chart(series, title=key.removeprefix("train/"), width=300, height=170, legend=False))
+def training_charts(runs: Sequence[Run], *, limit: int = _MOST_CHARTS) -> list[str]:
+    """Small charts of every scalar under `train/`, losses first; updates and env steps have a chart of their own."""
+    charts, looks, by_unit = [], styles(len(runs)), _by_unit(runs)
+    for key in _training_metrics(runs)[:limit]:
+        for unit, group in by_unit.items():
+            series = []
+            for i in group:
+                x, y = runs[i].curve(key)
+                if len(x) > 1:
+                    series.append(Series(runs[i].name, *_thin(x, y), colour=looks[i].colour, dash=looks[i].dash))
+            if series:
+                title = key.removeprefix("train/") + (f" by {unit}" if len(by_unit) > 1 else "")
+                charts.append(line_chart(series, title=title, width=300, height=170, legend=False))
     return charts
+
+
+def metrics_not_drawn(runs: Sequence[Run]) -> list[str]:
+    """Return the names of the scalars that `training_charts` leaves out."""
+    return [key.removeprefix("train/") for key in _training_metrics(runs)[_MOST_CHARTS:]]
+
+
+def _training_metrics(runs: Sequence[Run]) -> list[str]:
+    found = {k for run in runs for m in run.metrics for k in m if k.startswith("train/")}
+    return sorted(found, key=lambda k: ("loss" not in k, k))
 
 
 def _thin(x: Sequence[float], y: Sequence[float]) -> tuple[list[float], list[float]]:

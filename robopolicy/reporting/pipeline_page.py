@@ -11,7 +11,7 @@ from typing import Any
 from robopolicy.evaluation.compare import Comparison, compare, format_p
 from robopolicy.evaluation.episode_table import EpisodeTable
 from robopolicy.reporting import plots
-from robopolicy.reporting.curves import learning_curves
+from robopolicy.reporting.curves import learning_curves, legend_of
 from robopolicy.reporting.run_reader import read_run
 from robopolicy.reporting.templates import render
 from robopolicy.utils.atomic import write_atomically
@@ -55,7 +55,8 @@ def write_pipeline_report(stages: Sequence[StageResult], out: Path, *, title: st
     values: dict[str, Any] = {
         "title": title, "meta": [f"{len(stages)} stages", datetime.now(UTC).strftime("%-d %B %Y")], "stages": stages,
         "compared": comparisons(stages), "ends": [policies[0], _last(policies)] if policies else [],
-        "rates": plots.intervals_of_page(whiskers), "curves": learning_curves(runs), "format_p": format_p,
+        "rates": plots.intervals_of_page(whiskers), "curves": learning_curves(runs, legend=False),
+        "legend": legend_of(runs), "format_p": format_p,
         "env_steps": sum(s.env_steps for s in stages), "seconds": sum(s.seconds for s in stages), "command": command,
     }  # fmt: skip
     return write_atomically(out, render("pipeline.html", **values))

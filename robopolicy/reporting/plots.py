@@ -10,7 +10,7 @@ import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate
+from itertools import cycle, islice
 from typing import Any, NamedTuple
 
 from robopolicy.evaluation.statistics import Interval
@@ -18,11 +18,18 @@ from robopolicy.reporting.templates import asset, render
 
 Point = tuple[float, float]
 PAGE_WIDTH = 1020  # pixels of a page's text column
+_COLOURS = ("c1", "c2", "c3", "c4", "c5", "c0")
+_DASHES = ("", "8 4", "2 4", "10 3 2 3")
+_LETTER = 6.4  # pixels, on average
+_LEFT = 46.0  # pixels of a line chart's labels
 
 
 @dataclass(frozen=True)
 class Series:
-    """One curve. `low`/`high` are its band, where there is one; `colour` is a class of assets/plots.css."""
+    """One curve. `low`/`high` are its band, where there is one; `colour` is a class of assets/plots.css.
+
+    `dash` is a stroke-dasharray of SVG.
+    """
 
     name: str
     x: Sequence[float]
@@ -30,6 +37,7 @@ class Series:
     low: Sequence[float] = field(default_factory=list)
     high: Sequence[float] = field(default_factory=list)
     colour: str = "c1"
+    dash: str = ""
 
     @property
     def points(self) -> list[Point]:
@@ -52,6 +60,19 @@ class Whisker:
     high: float
     note: str = ""
     colour: str = "c1"
+
+
+class Style(NamedTuple):
+    """The look of a curve."""
+
+    colour: str
+    dash: str
+
+
+def styles(count: int) -> list[Style]:
+    """Return a look for each of `count` curves; dashes tell curves of one colour apart."""
+    looks = (Style(colour, dash) for dash in _DASHES for colour in _COLOURS)
+    return list(islice(cycle(looks), count))
 
 
 def rate_whisker(name: str, rate: Interval, episodes: int, colour: str) -> Whisker:
@@ -113,9 +134,30 @@ def line_chart(
         x_range=(x0, x1 if x1 > x0 else x0 + 1),
         series=series,
         y_range=(0.0, 1.0) if share else _range([y for _, y in points] + edges),
-        legend=len(series) > 1 if legend is None else legend,
-        starts=list(zip(series, accumulate((34 + 6.4 * len(s.name) for s in series), initial=46.0), strict=False)),
+        entries=_entries(series, width) if (len(series) > 1 if legend is None else legend) else [],
     )
+
+
+class _Entry(NamedTuple):
+    """A place in a legend: pixels from the left, and the row."""
+
+    series: Series
+    at: float
+    row: int
+    text: str
+
+
+def _entries(series: Sequence[Series], width: float) -> list[_Entry]:
+    """Lay out a legend within `width`; a name that is longer than a row is cut."""
+    found, at, row = list[_Entry](), _LEFT, 0
+    most = int((width - _LEFT - 19) / _LETTER)
+    for s in series:
+        text = s.name if len(s.name) <= most else s.name[: most - 1] + "…"
+        if at > _LEFT and at + 19 + _LETTER * len(text) > width:
+            at, row = _LEFT, row + 1
+        found.append(_Entry(s, at, row, text))
+        at += 34 + _LETTER * len(text)
+    return found
 
 
 def interval_chart(

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +59,7 @@ class Evaluation:
     name: str
     rows: EpisodeTable
     aside: bool = False  # not of the newest checkpoint, or not sampled: see `label`
+    label: str = ""  # of the file; "" for episodes.csv
 
 
 @dataclass(frozen=True)
@@ -80,10 +83,11 @@ class Run:
     evaluations: list[Evaluation] = field(default_factory=list)
     videos: list[Video] = field(default_factory=list)
     missing: list[str] = field(default_factory=list)
+    parents: int = 0  # folders before its own in its name: see `distinct_runs`
 
     @property
     def name(self) -> str:
-        return self.path.resolve().name
+        return "/".join(self.path.resolve().parts[-1 - self.parents :])
 
     @property
     def base(self) -> Path | None:
@@ -138,8 +142,29 @@ def read_run(path: Path | str) -> Run:
     if not videos:
         missing.append("videos/ (filmed episodes)")
     config = _text(path / "config.yaml") if (path / "config.yaml").is_file() else ""
+    try:
+        read_config(path)
+    except RobopolicyError as error:
+        missing.append(str(error))
     spec, provenance = (_json(path / name, missing) for name in ("spec.json", "provenance.json"))
     return Run(path, config, spec, provenance, metrics, evaluations, videos, missing)
+
+
+def distinct_runs(runs: Sequence[Run]) -> list[Run]:
+    """Return `runs`, those of one name with as many parent folders in it as tell them apart."""
+    found = list(runs)
+    deepest = max((len(run.path.resolve().parts) for run in runs), default=0)
+    for _ in range(deepest):
+        repeated = Counter(run.name for run in found)
+        found = [replace(run, parents=run.parents + 1) if repeated[run.name] > 1 else run for run in found]
+    return [_renamed(run) if run.parents else run for run in found]
+
+
+def _renamed(run: Run) -> Run:
+    """Return a run whose own episodes have its name."""
+    folder = run.path.resolve().name
+    own = [replace(e, name=run.name + e.name.removeprefix(folder)) if not e.label else e for e in run.evaluations]
+    return replace(run, evaluations=own)
 
 
 def _json(path: Path, missing: list[str]) -> dict[str, Any]:
@@ -186,12 +211,12 @@ def _evaluations(path: Path) -> tuple[list[Evaluation], list[str]]:
             broken.append(str(error))
             continue
         if len(rows):
-            name = file.stem.removeprefix("episodes").strip("-_ ")
+            name = label = file.stem.removeprefix("episodes").strip("-_ ")
             aside = any(p in ("best", "deterministic") or p.startswith("step_") for p in name.split("-"))
             if not aside and (older := older_checkpoint(path, set(rows.frame["policy"]), own=not name)):
                 name, aside = f"{name or path.resolve().name}, {older}", True
                 broken.append(f"{file.name}: of {older}, which is not the newest checkpoint. Evaluate again")
-            found.append(Evaluation(name or path.resolve().name, rows, aside))
+            found.append(Evaluation(name or path.resolve().name, rows, aside, label))
     return found, broken
 
 

@@ -15,7 +15,7 @@ from robopolicy.config.schema import TARGET
 from robopolicy.core.errors import DataError, RobopolicyError
 from robopolicy.core.trees import flatten
 from robopolicy.evaluation.episode_table import EpisodeTable
-from robopolicy.reporting.run_reader import Run, read_run
+from robopolicy.reporting.run_reader import Run, distinct_runs, read_run
 from robopolicy.runs.finished import has_finished
 from robopolicy.runs.run_dir import CONFIG, read_config
 from robopolicy.runs.sweep_job import JOB, JobState, read_job
@@ -83,7 +83,7 @@ class SweepRun:
         if self.state != _ENDED:
             return None
         if source == "test":
-            own = [e for e in self.run.evaluations if e.name == self.name and e.rows.split == "test"]
+            own = [e for e in self.run.evaluations if not e.label and not e.aside and e.rows.split == "test"]
             return own[0].rows if own else None
         files = sorted((self.run.path / "evaluations").glob("*.parquet"))
         try:
@@ -128,7 +128,7 @@ def read_members(runs: Sequence[Path]) -> list[SweepRun]:
 
     Where the values of their sweep tell the same settings apart, these name them.
     """
-    read = [read_run(path) for path in runs]  # refuses links that lead out
+    read = distinct_runs([read_run(path) for path in runs])  # refuses links that lead out
     configs = [_noted(run, read_config) or {} for run in read]
     jobs = [_noted(run, read_job) for run in read]
     known = [i for i, config in enumerate(configs) if config]
@@ -180,15 +180,25 @@ def grouped(members: Sequence[SweepRun]) -> dict[str, list[SweepRun]]:
 
 
 def source_of(members: Sequence[SweepRun]) -> Source:
-    """Return "test" where every run that ended has test episodes of its newest checkpoint, else "validation"."""
+    """Return "test" where every run that ended has test episodes of its newest checkpoint, else "validation".
+
+    Where no run has validation episodes, those with test episodes count.
+    """
     ended = [m for m in members if m.state == _ENDED]
-    return "test" if ended and all(m.rows("test") is not None for m in ended) else "validation"
+    tested = [m for m in ended if m.rows("test") is not None]
+    if tested and (len(tested) == len(ended) or all(m.rows("validation") is None for m in ended)):
+        return "test"
+    return "validation"
+
+
+def common_seeds(tables: Sequence[EpisodeTable]) -> list[int]:
+    """Return the seeds of the episodes that are in all of `tables`."""
+    return sorted(set(tables[0].seeds).intersection(*(rows.seeds for rows in tables)))
 
 
 def outcomes(tables: Sequence[EpisodeTable]) -> np.ndarray:
-    """Return success [S E] of S runs on the same E episodes; [S 1] of rates where the episodes differ."""
-    seeds = sorted(tables[0].seeds)
-    if any(sorted(rows.seeds) != seeds for rows in tables):
+    """Return success [S E] of S runs on the E episodes that all have; [S 1] of rates where they share none."""
+    if not (seeds := common_seeds(tables)):
         return np.array([[rows.success_rate().value] for rows in tables])
     found = [dict(zip(rows.seeds, rows.successes(), strict=True)) for rows in tables]
     return np.array([[own[s] for s in seeds] for own in found], dtype=np.float64)
@@ -199,7 +209,8 @@ def _noted[T](run: Run, read: Callable[[Path], T | None]) -> T | None:
     try:
         return read(run.path)
     except RobopolicyError as error:
-        run.missing.append(str(error))
+        if str(error) not in run.missing:
+            run.missing.append(str(error))
         return None
 
 

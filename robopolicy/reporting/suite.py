@@ -20,6 +20,7 @@ from robopolicy.reporting.templates import render
 from robopolicy.utils.atomic import write_atomically
 from robopolicy.utils.provenance import command, hardware, version
 
+_MOST_NAMES = 5  # of failed tasks in the name of the total
 _RULES = {"success_once": "after some step", "success_at_end": "after the last step"}
 
 
@@ -74,7 +75,7 @@ class Suite:
 
 @dataclass(frozen=True)
 class SuiteResult:
-    """Rows of every task, in the suite's order; `missing`: tasks that have none yet, and why."""
+    """Rows of evaluated tasks, in the suite's order; `missing`: tasks that failed, and why."""
 
     suite: Suite
     rows: Mapping[str, EpisodeTable]
@@ -83,8 +84,24 @@ class SuiteResult:
     def rate(self, task: str) -> Interval:
         return self.rows[task].success_rate(self.suite.criterion)
 
+    @property
+    def not_asked_for(self) -> list[str]:
+        """Return the tasks that the command left out."""
+        return [task for task in self.suite.tasks if task not in self.rows and task not in self.missing]
+
+    @property
+    def total_name(self) -> str:
+        """Return "all", or how many tasks the total covers and which ones failed."""
+        known = {*self.suite.tasks, *self.rows}
+        if len(self.rows) == len(known):
+            return "all"
+        failed = list(self.missing)
+        more = " …" if len(failed) > _MOST_NAMES else ""
+        without = f", without {', '.join(failed[:_MOST_NAMES])}{more} (failed)" if failed else ""
+        return f"{len(self.rows)} of {len(known)} tasks{without}"
+
     def total(self) -> Interval:
-        """Return all episodes pooled, with Wilson's interval.
+        """Return the episodes of all evaluated tasks pooled, with Wilson's interval.
 
         Every task counts by its episodes, of which all have the same number. Between tasks the rates differ, so the
         interval is wider than it had to be, never narrower.
@@ -93,22 +110,24 @@ class SuiteResult:
         return wilson(sum(outcomes), len(outcomes))
 
     def records(self) -> list[dict[str, Any]]:
-        """Return one mapping a task, then the total under the task name "all"."""
+        """Return one mapping a task, then the total under `total_name`."""
         found = [
             {**_numbers(task, self.rate(task), [rows]), "policy": str(rows.frame["policy"].iloc[0])}
             for task, rows in self.rows.items()
         ]
-        return [*found, _numbers("all", self.total(), [*self.rows.values()])]
+        return [*found, _numbers(self.total_name, self.total(), [*self.rows.values()])]
 
     def text(self) -> str:
         """Return the table as Markdown, under its protocol."""
         rule, tasks = _RULES[self.suite.criterion], self.records()
-        return render("suite.md", suite=self.suite, tasks=tasks, rule=rule, missing=self.missing)
+        return render("suite.md", suite=self.suite, tasks=tasks, rule=rule, missing=self.missing,
+                      not_asked_for=self.not_asked_for)  # fmt: skip
 
     def save(self, out: Path) -> Path:
         """Write table.md, suite.json and report.html into `out`."""
         facts = {"suite": self.suite.name, "protocol": self.suite.protocol, "criterion": self.suite.criterion,
                  "command": command(), "version": version(), "hardware": hardware(), "missing": dict(self.missing),
+                 "not_asked_for": self.not_asked_for,
                  "tasks": self.records()}  # fmt: skip
         write_atomically(out / "suite.json", json.dumps(facts, indent=2) + "\n")
         write_atomically(out / "table.md", self.text())
@@ -116,7 +135,7 @@ class SuiteResult:
 
     def _page(self, facts: dict[str, Any]) -> str:
         rates = [plots.rate_whisker(task, self.rate(task), len(rows), "c1") for task, rows in self.rows.items()]
-        rates.append(plots.rate_whisker("all", self.total(), sum(map(len, self.rows.values())), "c0"))
+        rates.append(plots.rate_whisker(self.total_name, self.total(), sum(map(len, self.rows.values())), "c0"))
         policies = sorted({str(r["policy"]) for r in facts["tasks"] if "policy" in r})
         return render(
             "suite.html", title=self.suite.name, meta=[", ".join(policies[:3]) + (" …" if len(policies) > 3 else "")],

@@ -4,84 +4,25 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from functools import cached_property
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-import numpy as np
-
-from robopolicy.evaluation.aggregates import (
-    improvement,
-    iqm,
-    pooled_difference,
-    pooled_rate,
-    seeds_rate,
-    stratified_bootstrap,
-)
 from robopolicy.evaluation.episode_table import EpisodeTable
-from robopolicy.evaluation.statistics import Interval
-from robopolicy.evaluation.training_seeds import ENOUGH, verdict
-from robopolicy.reporting.settings import Source, SweepRun, copies_of, grouped, outcomes, source_of
+from robopolicy.evaluation.training_seeds import ENOUGH
+from robopolicy.reporting.run_reader import Run
+from robopolicy.reporting.setting_figures import (
+    Setting,
+    SettingComparison,
+    compare_settings,
+    sentence,
+    setting_of,
+    why_apart,
+)
+from robopolicy.reporting.settings import Source, SweepRun, copies_of, grouped, source_of
 
 _LEVEL = 0.95
 _MOST_SETTINGS = 20  # that are compared with the first
-
-
-@dataclass(frozen=True)
-class Setting:
-    """Success of one setting in training's end.
-
-    Args:
-        tables: {task: outcomes [S E]}. seeds: {task: training seeds [S]}. episodes: of each run.
-        rates: {task: success with its interval}.
-    """
-
-    name: str
-    tables: dict[str, np.ndarray]
-    seeds: dict[str, list[int | None]]
-    episodes: int
-    rates: dict[str, Interval]
-
-    @property
-    def fewest(self) -> int:
-        """Training seeds of the task that has the fewest."""
-        return min((len(seeds) for seeds in self.seeds.values()), default=0)
-
-    @property
-    def scores(self) -> list[np.ndarray]:
-        """Return the success of each training, [S] for each task."""
-        return [table.mean(axis=1) for table in self.tables.values()]
-
-    @cached_property
-    def total(self) -> Interval:
-        """Return the mean over tasks."""
-        return next(iter(self.rates.values())) if len(self.rates) == 1 else pooled_rate(list(self.tables.values()))
-
-    @cached_property
-    def iqm(self) -> Interval:
-        """Return the interquartile mean over all trainings of all tasks."""
-        return stratified_bootstrap([self.scores], iqm)
-
-
-@dataclass(frozen=True)
-class SettingComparison:
-    """A setting B against the first one, A.
-
-    Args:
-        difference: B − A, mean over tasks. improvement: probability that a training of B ends above one of A.
-        paired: by training seed and episode. seeds: of the one that has fewer.
-    """
-
-    a: str
-    b: str
-    difference: Interval
-    improvement: Interval | None
-    paired: bool
-    seeds: int
-
-    @property
-    def verdict(self) -> str:
-        return verdict(self.difference, self.a, self.b, self.seeds)
+_MOST_NAMES = 5  # of runs in a sentence
 
 
 @dataclass(frozen=True)
@@ -92,6 +33,8 @@ class SweepFigures:
         source: test episodes of the newest checkpoints, or the last validation in training.
         level: of the intervals of comparisons, such that all hold together with 95% (Bonferroni).
         left_out: {folder of a run: why it does not count}.
+        uncompared: {setting: why it is not compared with the first}.
+        untested: finished runs without test episodes, where others have some.
     """
 
     source: Source
@@ -100,6 +43,29 @@ class SweepFigures:
     comparisons: list[SettingComparison] = field(default_factory=list)
     level: float = _LEVEL
     left_out: dict[Path, str] = field(default_factory=dict)
+    uncompared: dict[str, str] = field(default_factory=dict)
+    untested: list[str] = field(default_factory=list)
+
+    @property
+    def notes(self) -> list[str]:
+        """Return a sentence about each comparison that is left out."""
+        first = self.whole[0].name if self.whole else ""
+        found = [f"{name} is not compared with {first}: {why}." for name, why in self.uncompared.items()]
+        if (count := len(self.whole)) > _MOST_SETTINGS:
+            found.append(f"{count} settings are more than {_MOST_SETTINGS}, so none is compared. Name fewer runs.")
+        return found
+
+    @property
+    def why_validation(self) -> str:
+        """Return why validation episodes count although some runs have test episodes; "" elsewhere."""
+        if self.source == "test" or not self.untested:
+            return ""
+        names = ", ".join(self.untested[:_MOST_NAMES]) + " …" * (len(self.untested) > _MOST_NAMES)
+        lack = "run has" if len(self.untested) == 1 else "runs have"
+        return (
+            f"Validation counts, as {len(self.untested)} finished {lack} no usable test episodes: {names}. "
+            "Evaluate with robopolicy eval."
+        )
 
     @property
     def few(self) -> bool:
@@ -127,14 +93,12 @@ class SweepFigures:
             r = setting.total
             lines.append(f"  {setting.name:<{width}}  {100 * r.value:5.1f}%  ({100 * r.low:.1f}–{100 * r.high:.1f})  "
                          f"{setting.fewest} training seed{'s' * (setting.fewest != 1)}")  # fmt: skip
-        lines += [f"  {sentence(c)}" for c in self.comparisons]
+        lines += [self.why_validation] * bool(self.why_validation)
+        if self.comparisons:
+            together = f", so that all hold together with {100 * _LEVEL:g}% (Bonferroni)"
+            lines.append(f"differences with {100 * self.level:.4g}% intervals{together * (self.level > _LEVEL)}:")
+        lines += [f"  {said}" for said in (*map(sentence, self.comparisons), *self.notes)]
         return "\n".join(lines + [f"  left out: {path.name}: {why}" for path, why in self.left_out.items()])
-
-
-def sentence(c: SettingComparison) -> str:
-    """Return a comparison in plain words."""
-    d = c.difference
-    return f"{c.b} − {c.a}: {100 * d.value:+.1f} points ({100 * d.low:+.1f} to {100 * d.high:+.1f}); {c.verdict}"
 
 
 def summarize(members: Sequence[SweepRun]) -> SweepFigures:
@@ -153,13 +117,29 @@ def summarize(members: Sequence[SweepRun]) -> SweepFigures:
             found[task], strangers = _of_one_env(pairs)
             left_out |= strangers
         if found:
-            settings.append(_setting(name, found))
+            settings.append(setting_of(name, found))
             all_tasks |= dict.fromkeys(found)
-    figures = SweepFigures(source, sorted(all_tasks), settings, left_out=left_out)
-    others = figures.whole[1:] if len(figures.whole) <= _MOST_SETTINGS else []
+    figures = SweepFigures(source, sorted(all_tasks), settings, left_out=left_out, untested=_untested(members))
+    if not 2 <= len(figures.whole) <= _MOST_SETTINGS:
+        return figures
+    first, *others = figures.whole
+    uncompared = {other.name: why for other in others if (why := why_apart(first, other))}
+    others = [other for other in others if other.name not in uncompared]
     level = 1 - (1 - _LEVEL) / max(1, len(others))
-    comparisons = [_comparison(figures.whole[0], other, level) for other in others]
-    return SweepFigures(source, figures.tasks, settings, comparisons, level, left_out)
+    comparisons = [compare_settings(first, other, level) for other in others]
+    return replace(figures, comparisons=comparisons, level=level, uncompared=uncompared)
+
+
+def _untested(members: Sequence[SweepRun]) -> list[str]:
+    """Return the finished runs without test episodes, where others have some."""
+    ended = [member for member in members if member.state == "finished"]
+    without = [member.name for member in ended if member.rows("test") is None]
+    return without if len(without) < len(ended) else []
+
+
+def faults_of_rows(run: Run) -> list[str]:
+    """Return what is wrong with a run's evaluated episodes: cut files, and rows of older checkpoints."""
+    return [said for said in run.missing if said.startswith(("episodes.", "episodes-", "evaluations/"))]
 
 
 def _of_one_env(
@@ -174,23 +154,6 @@ def _of_one_env(
     return kept, others
 
 
-def _setting(name: str, found: dict[str, list[tuple[SweepRun, EpisodeTable]]]) -> Setting:
-    tables, seeds, rates = {}, {}, {}
-    for task, pairs in sorted(found.items()):
-        tables[task] = outcomes([rows for _, rows in pairs])
-        seeds[task] = [member.seed for member, _ in pairs]
-        rates[task] = seeds_rate(tables[task]) if tables[task].shape[1] > 1 else pooled_rate([tables[task]])
-    return Setting(name, tables, seeds, max(len(rows) for pairs in found.values() for _, rows in pairs), rates)
-
-
-def _comparison(a: Setting, b: Setting, level: float) -> SettingComparison:
-    same = all(a.seeds[t] == b.seeds[t] and a.tables[t].shape == b.tables[t].shape for t in a.tables)
-    difference = pooled_difference(list(a.tables.values()), list(b.tables.values()), paired=same, level=level)
-    few = min(a.fewest, b.fewest)
-    better = stratified_bootstrap([a.scores, b.scores], improvement) if few > 1 else None
-    return SettingComparison(a.name, b.name, difference, better, same, few)
-
-
 def _is_copy(path: Path, twin: SweepRun) -> str:
     name = twin.name if twin.name != path.name else str(twin.run.path)
     return f"has the config and training seed of {name}: a training counts once"
@@ -202,4 +165,7 @@ def _why(member: SweepRun) -> str:
         return f"failed: {job.error}"
     if member.state != "finished":
         return f"has not ended: the {'sweep' if job else 'training'}'s command goes on with it"
+    own = [said for said in faults_of_rows(member.run) if not said.startswith("episodes-")]
+    if own:
+        return f"no usable episodes: {own[0]}"
     return "no evaluated episodes: robopolicy eval, or evaluations in training (loop.eval_every)"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from itertools import batched
 from pathlib import Path
@@ -12,12 +13,13 @@ import numpy as np
 from robopolicy.evaluation.statistics import Interval
 from robopolicy.reporting import plots
 from robopolicy.reporting.run_reader import Run
+from robopolicy.reporting.setting_figures import sentence
 from robopolicy.reporting.settings import SweepRun, copies_of, grouped, read_members
-from robopolicy.reporting.sweep_figures import SweepFigures, sentence, summarize
+from robopolicy.reporting.sweep_figures import SweepFigures, faults_of_rows, summarize
 from robopolicy.reporting.templates import render
 from robopolicy.utils.atomic import write_atomically
 
-_COLOURS = ("c1", "c2", "c3", "c4", "c5", "c0")
+_PER_CHART = 6  # settings
 _SUCCESS = ("eval/success_rate", "train/success")  # the first that was logged
 
 
@@ -37,31 +39,39 @@ def write_sweep_report(
     groups = grouped(members)
     copies = copies_of(members)
     counted = {name: [m for m in runs if m.run.path not in copies] for name, runs in groups.items()}
-    colours = {name: _COLOURS[i % len(_COLOURS)] for i, name in enumerate(groups)}
+    styles = dict(zip(groups, plots.styles(len(groups)), strict=True))
     text = render(
         "sweep.html", title=title or out.absolute().parent.name, figures=figures, sentence=sentence,
         meta=[f"{len(members)} runs", f"{len(groups)} settings", datetime.now(UTC).strftime("%-d %B %Y")],
-        rates=[(task, _rates(figures, task, colours)) for task in figures.tasks], curves=curves(counted, colours),
-        aggregates=_aggregates(figures, colours), differences=_differences(figures),
+        rates=[(task, _rates(figures, task, styles)) for task in figures.tasks], curves=curves(counted, styles),
+        aggregates=_aggregates(figures, styles), differences=_differences(figures),
         rows=[(m, _last(m)) for runs in groups.values() for m in runs], command=command,
-        missing=[(m.name, why) for m in members for why in m.run.missing if "damaged" in why],
+        missing=[(m.name, why) for m in members for why in m.run.missing
+                 if "damaged" in why or why in faults_of_rows(m.run)],
     )  # fmt: skip
     return write_atomically(out, text), figures
 
 
-def curves(groups: dict[str, list[SweepRun]], colours: dict[str, str]) -> list[tuple[list[tuple[str, str]], str]]:
-    """Return (legend of (colour, setting), chart) of success by steps: for each task, six settings a chart.
+def curves(
+    groups: dict[str, list[SweepRun]], styles: dict[str, plots.Style]
+) -> list[tuple[tuple[plots.Series, ...], str]]:
+    """Return (curves for the legend, chart) of success by steps: for each task, six settings a chart.
 
-    A line is the mean over training seeds; its band reaches from the worst to the best of them at each step.
+    A line is the mean over training seeds; its band reaches from the worst to the best of them at each step. Finished
+    runs are drawn; of a setting without one, those that have begun.
     """
     charts = []
     for task in sorted({m.task for runs in groups.values() for m in runs}):
-        series = [s for name, runs in groups.items()
-                  if (s := pooled_curve(name, [m.run for m in runs if m.task == task], colours[name]))]  # fmt: skip
-        for part in batched(series, len(_COLOURS)):
+        series = list[plots.Series]()
+        for name, runs in groups.items():
+            own = [m for m in runs if m.task == task]
+            ended = [m for m in own if m.state == "finished"]
+            if (curve := pooled_curve(name, [m.run for m in ended or own], styles[name].colour)) is not None:
+                series.append(replace(curve, dash=styles[name].dash))
+        for part in batched(series, _PER_CHART):
             title = f"Success by steps{f', {task}' * bool(task)}"
             chart = plots.line_chart(part, title=title, x_label="steps", share=True, legend=False)
-            charts.append(([(s.colour, s.name) for s in part], chart))
+            charts.append((part, chart))
     return charts
 
 
@@ -85,19 +95,19 @@ def _sorted(x: Sequence[float], y: Sequence[float]) -> tuple[list[float], list[f
     return [a for a, _ in pairs], [b for _, b in pairs]
 
 
-def _rates(figures: SweepFigures, task: str, colours: dict[str, str]) -> str:
-    rows = [_whisker(s.name, s.rates[task], f"{len(s.seeds[task])} seeds", colours[s.name])
+def _rates(figures: SweepFigures, task: str, styles: dict[str, plots.Style]) -> str:
+    rows = [_whisker(s.name, s.rates[task], f"{len(s.seeds[task])} seeds", styles[s.name].colour)
             for s in figures.settings if task in s.rates]  # fmt: skip
     return plots.intervals_of_page(rows)
 
 
-def _aggregates(figures: SweepFigures, colours: dict[str, str]) -> list[tuple[str, str]]:
+def _aggregates(figures: SweepFigures, styles: dict[str, plots.Style]) -> list[tuple[str, str]]:
     """Return (name, chart) of aggregates over tasks; [] for one task."""
     if len(figures.tasks) < 2:
         return []
     kinds = {"Mean": lambda s: s.total, "Interquartile mean": lambda s: s.iqm}
     return [
-        (name, plots.intervals_of_page([_whisker(s.name, of(s), "", colours[s.name]) for s in figures.whole]))
+        (name, plots.intervals_of_page([_whisker(s.name, of(s), "", styles[s.name].colour) for s in figures.whole]))
         for name, of in kinds.items()
     ]
 

@@ -187,3 +187,10 @@ def test_tables_by_hand() -> None:
     assert set(found.charts()) == {"latency", "mass"}
     alone = Robustness(("it",), [Point("latency", 0.0, same[:1])], UNITS)
     assert alone.comparisons() == {} and "| difference" not in alone.text() and alone.charts() == {}
+
+
+def test_names_do_not_break_the_table() -> None:
+    rows = make_rows([True, False])
+    text = Robustness(("a|b", "c"), [Point("latency", 0.0, (rows, rows))], UNITS).text()
+    head, rule = (line for line in text.splitlines() if line.startswith("| ") and "---:" in line or "a\\|b" in line)
+    assert head.replace("\\|", "").count("|") == rule.count("|")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 
@@ -13,7 +15,10 @@ from robopolicy.evaluation.aggregates import (
     pooled_rate,
     seeds_rate,
     stratified_bootstrap,
+    tasks_iqm,
+    tasks_rate,
 )
+from robopolicy.evaluation.statistics import Pairs, paired_difference, unpaired_difference, wilson
 
 
 def test_the_interquartile_mean_leaves_out_both_quarters() -> None:
@@ -73,3 +78,35 @@ def test_pairing_narrows_a_difference() -> None:
     assert paired.value == apart.value == pytest.approx(b.mean() - a.mean())
     assert paired.low > 0 and paired.high - paired.low < 0.6 * (apart.high - apart.low)
     assert pooled_rate([a, b]).value == pytest.approx((a.mean() + b.mean()) / 2)
+
+
+@pytest.mark.parametrize("seeds", [1, 3, 10])
+def test_more_training_seeds_make_no_more_episodes(seeds: int) -> None:
+    """Identical trainings know no more than one: their E episodes are the same."""
+    a, b = np.repeat([[1.0] * 6 + [0.0] * 4], seeds, axis=0), np.repeat([[1.0] * 7 + [0.0] * 3], seeds, axis=0)
+    paired = pooled_difference([a], [b], paired=True, level=0.95)
+    score = paired_difference(Pairs(6, 0, 1, 3))
+    assert paired.low <= score.low + 1e-12 and paired.high >= score.high - 1e-12
+    apart = pooled_difference([a], [b], paired=False, level=0.95)
+    score = unpaired_difference(wilson(6, 10), wilson(7, 10))
+    assert apart.low <= score.low + 1e-12 and apart.high >= score.high - 1e-12
+
+
+def test_one_episode_is_an_outcome_and_no_rate() -> None:
+    one = np.ones((3, 1))
+    assert pooled_difference([one], [one], paired=True, level=0.95) == (0.0, *paired_difference(Pairs(1, 0, 0, 0))[1:])
+
+
+def test_intervals_over_tasks_join_those_of_each() -> None:
+    alike = [np.ones((3, 50))] * 4
+    one = 1.0 - wilson(50, 50).low
+    for found in (tasks_rate(alike), tasks_iqm(alike)):
+        assert found == pytest.approx((1.0, 1.0 - one / 2, 1.0))
+    assert tasks_rate(alike[:1]) == seeds_rate(alike[0])
+    assert all(math.isnan(v) for v in tasks_iqm([np.ones((1, 50)), *alike])[1:]), "one training seed has no spread"
+
+
+def test_rates_alone_have_the_interval_of_the_fewest_episodes() -> None:
+    rates = np.full((3, 1), 0.9)
+    assert seeds_rate(rates, episodes=20) == pytest.approx(wilson(18, 20))
+    assert tasks_rate([rates], episodes=[20]) == pytest.approx(wilson(18, 20))

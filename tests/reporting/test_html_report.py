@@ -14,8 +14,10 @@ from robopolicy.datasets.lerobot_writer import DatasetWriter
 from robopolicy.evaluation.mp4 import Mp4Writer
 from robopolicy.evaluation.video import INDEX
 from robopolicy.policies.find import policy_digest
-from robopolicy.reporting.html_report import films, write_report
+from robopolicy.reporting.films import films
+from robopolicy.reporting.html_report import sampled_cells, write_report
 from robopolicy.reporting.run_reader import Video, read_run
+from robopolicy.reporting.templates import asset
 from robopolicy.utils.provenance import write_provenance
 from robopolicy.utils.storage import MANIFEST
 from tests.datasets.conftest import ACTION, OBSERVATION, episode
@@ -226,3 +228,51 @@ def test_evaluations_that_cannot_be_paired_are_not(tmp_path):
     make_rows([True, False], digest="other").save(run / "episodes-refined.csv")
     page = Page(write_report(run, tmp_path / "r.html"))
     assert "McNemar" not in page.text
+
+
+def test_of_many_episodes_the_grid_shows_each_kind_in_proportion(tmp_path):
+    run = tmp_path / "run"
+    run.mkdir()
+    before, after = ([i < 2500 for i in range(3000)], [i < 2300 or i >= 2999 for i in range(3000)])
+    make_rows(before).save(run / "episodes-base.csv")
+    make_rows(after).save(run / "episodes-refined.csv")
+    page = Page(write_report(run, tmp_path / "r.html"))
+    shown = {kind: page.html.count(f'<rect class="{kind} f"') for kind in ("soft", "good", "bad", "dim")}
+    assert shown == {"soft": 1534, "good": 1, "bad": 133, "dim": 332}
+    assert "The squares are 2,000 of 3,000 episodes, each kind in proportion." in page.text
+    few = sampled_cells([[1] * 9, [2], [], [3]], most=4)
+    assert few == [1, 1, 2, 3] and sampled_cells([[1], [2]], most=2) == [1, 2]
+
+
+def luminance(colour: str) -> float:
+    parts = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+    linear = [v / 12.92 if v <= 0.04045 else ((v + 0.055) / 1.055) ** 2.4 for v in parts]
+    return sum(w * v for w, v in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
+
+
+def contrast(one: str, other: str) -> float:
+    high, low = sorted((luminance(one), luminance(other)), reverse=True)
+    return (high + 0.05) / (low + 0.05)
+
+
+@pytest.mark.parametrize("dark", [False, True])
+def test_outcomes_can_be_read_and_told_apart_in_light_and_in_dark(dark):
+    sheet = str(asset("report.css"))
+    themes = [dict(re.findall(r"--(\w+):(#\w+)", block)) for block in re.findall(r":root{([^}]*)}", sheet)]
+    theme = {k: "#" + 2 * v[1:] if len(v) == 4 else v for k, v in themes[dark].items()}
+    assert "figcaption em.dim{color:var(--muted)}" in sheet
+    assert contrast(theme["muted"], theme["paper"]) >= 4.5
+    share = float(re.findall(r"color-mix\(in srgb,var\(--c\) (\d+)%,var\(--ink\)\)", sheet)[0]) / 100
+    for name in ("ok", "no"):
+        mixed = [round(share * int(theme[name][i : i + 2], 16) + (1 - share) * int(theme["ink"][i : i + 2], 16))
+                 for i in (1, 3, 5)]  # fmt: skip
+        assert contrast("#" + "".join(f"{v:02x}" for v in mixed), theme["paper"]) >= 4.5, name
+    assert ".grid svg.plot .dim{fill:transparent;stroke:var(--muted)" in sheet, "both fail: an outline"
+    assert ".legend li.dim::before{background:none;box-shadow:inset 0 0 0 1.5px var(--muted)}" in sheet
+
+
+def test_a_damaged_config_is_named(tmp_path):
+    run = complete_run(tmp_path / "run", films=0)
+    (run / "config.yaml").write_text("a: [")
+    page = Page(write_report(run, tmp_path / "r.html"))
+    assert "config.yaml is damaged" in page.text.partition("Missing")[2]

@@ -119,6 +119,22 @@ def test_every_task_has_an_interval_and_so_has_the_total():
     assert "| near | 75.0% | 30.1 – 95.4 | 4 |" in result.text() and POINTS.protocol in result.text()
 
 
+def test_a_total_over_a_part_of_the_suite_says_so(tmp_path: Path) -> None:
+    suite = replace(POINTS, tasks={"a|b": {}, "far": {}, "high": {}, "low|er": {}})
+    rows = make_rows([True, False])
+    whole = SuiteResult(suite, dict.fromkeys(suite.tasks, rows))
+    assert whole.records()[-1]["task"] == "all" and "Not asked for" not in whole.text()
+    part = SuiteResult(suite, {"a|b": rows, "far": rows}, {"high": "no|t\nbuilt"})
+    assert part.records()[-1]["task"] == "2 of 4 tasks, without high (failed)"
+    text = part.text()
+    assert "| 2 of 4 tasks, without high (failed) | 50.0% |" in text and "| a\\|b | 50.0% |" in text
+    assert "Not evaluated: **high** (no\\|t built)." in text and "Not asked for: low\\|er." in text
+    page = part.save(tmp_path).read_text()
+    assert "not asked for: low|er" in page and "2 of 4 tasks, without high (failed)" in page
+    assert json.loads((tmp_path / "suite.json").read_text())["not_asked_for"] == ["low|er"]
+    assert SuiteResult(suite, {"far": rows}).records()[-1]["task"] == "1 of 4 tasks"
+
+
 def test_the_success_rule_is_the_suites():
     rows = make_rows([True, True, True, False])
     rows.frame["success_at_end"] = False
