@@ -74,7 +74,7 @@ def convert(
         recording: folder of `robopolicy deploy … record=<folder>` or one of its files, rosbag2 bags, an HDF5 file, or a
             dataset.
         out: directory of the dataset, or of the bags.
-        only_success: keep successful episodes alone.
+        only_success: keep only successful episodes.
         overwrite: replace a dataset in `out`.
         bag: options of rosbag2 bags.
         hdf5: options of HDF5 files.

@@ -17,6 +17,7 @@ from robopolicy.real.recording.recorder import Recorder
 from robopolicy.real.recording.speeds import summary
 from robopolicy.real.safety.tracking import not_claimed
 from robopolicy.real.teleoperation.teleoperated_sim import run_with_operator
+from robopolicy.utils.install_commands import pip_install
 from robopolicy.utils.threads import set_threads
 
 
@@ -65,7 +66,7 @@ def feetech() -> Iterator[None]:
         yield
     except ImportError as error:
         raise ConfigError(
-            f"robot: LeRobot's arms need its servo bus ({error}). Install it: uv pip install 'robopolicy[so101]'"
+            f"robot: LeRobot's arms need its servo bus ({error}). Install it: {pip_install('robopolicy[so101]')}"
         ) from error
 
 
@@ -122,10 +123,10 @@ def deploy(**options: Any) -> list[Episode]:
     print(limits_in_force(profile), flush=True)
     for episode in ROBOTS[config.robot](deployment):
         done.append(episode)
-        print(of_episode(done, config.episodes), flush=True)
+        print(of_episode(done, config.episodes, dry_run=config.dry_run), flush=True)
     if config.record is not None:
         print(summary(config.record))
-    print(report(done))
+    print(report(done, dry_run=config.dry_run))
     print(*not_claimed(profile), sep="\n")
     return done
 

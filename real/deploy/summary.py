@@ -53,8 +53,12 @@ def joint_speeds(profile: Profile, speed: float) -> Array:
     return np.asarray(np.abs(np.linalg.pinv(jacobian)[:, :3]).max(axis=1) * speed)
 
 
-def of_episode(done: Sequence[Episode], count: int) -> str:
-    """Say in a line how the newest of `count` episodes ended, and how many succeeded so far."""
+def of_episode(done: Sequence[Episode], count: int, *, dry_run: bool = False) -> str:
+    """Say in a line how the newest of `count` episodes ended, and how many succeeded so far.
+
+    Args:
+        dry_run: the arm did not move, so success is left out.
+    """
     episode = done[-1]
     faults = {r.removeprefix("fault:"): n for r, n in episode.reasons.items() if r.startswith("fault:")}
     if episode.aborted:
@@ -63,15 +67,21 @@ def of_episode(done: Sequence[Episode], count: int) -> str:
         why, ticks = next(iter(faults.items()))
         first = episode.ticks - ticks <= 0
         how = f"FAULT in its first tick ({why})" if first else f"FAULT ({why}) after {episode.ticks - ticks} ticks"
+    elif dry_run:
+        how = "dry run"
     else:
         how = "success" if episode.success else "no success"
     changed = round(episode.changed * episode.ticks)
-    so_far = f"; success so far {sum(e.success for e in done)} of {len(done)}" if len(done) > 1 else ""
+    so_far = f"; success so far {sum(e.success for e in done)} of {len(done)}" if len(done) > 1 and not dry_run else ""
     return f"episode {len(done)} of {count}: {how}, {episode.ticks} ticks, {changed} of them changed{so_far}"
 
 
-def report(done: list[Episode]) -> str:
-    """Summarise episodes in a few lines; shares are of all ticks and control steps together."""
+def report(done: list[Episode], *, dry_run: bool = False) -> str:
+    """Summarise episodes in a few lines; shares are of all ticks and control steps together.
+
+    Args:
+        dry_run: the arm did not move, so success is left out.
+    """
     rate = wilson(sum(e.success for e in done), len(done))
     why: Counter[str] = sum((e.reasons for e in done), Counter())
     aborts = Counter(e.aborted for e in done if e.aborted)
@@ -79,9 +89,10 @@ def report(done: list[Episode]) -> str:
     helped = [e for e in done if e.helped]
     share = sum(e.helped * e.steps for e in helped) / (sum(e.steps for e in helped) or 1)
     human = f"a human drove in {len(helped)} episodes, {100 * share:.0f}% of their control steps\n"
+    success = f"success {100 * rate.value:.0f}% ({100 * rate.low:.0f}–{100 * rate.high:.0f}) of {len(done)} episodes"
+    stood = f"dry run of {len(done)} episodes: the arm did not move"
     return (
-        f"success {100 * rate.value:.0f}% ({100 * rate.low:.0f}–{100 * rate.high:.0f}) of {len(done)} episodes, "
-        f"aborted by the arm: {dict(aborts) or 'never'}\n"
+        f"{stood if dry_run else success}, aborted by the arm: {dict(aborts) or 'never'}\n"
         f"{human if helped else ''}"
         f"control steps slower than asked for: {100 * sum(e.paced * e.steps for e in done) / steps:.1f}%\n"
         f"commands changed in {100 * sum(e.changed * e.ticks for e in done) / ticks:.1f}% of {ticks} ticks; reasons, "

@@ -21,6 +21,7 @@ from robopolicy.real.lerobot.units import MotorUnits, units_of
 from robopolicy.real.lerobot.wiring import LeRobotWiring
 from robopolicy.real.ros2.channels import WiringError
 from robopolicy.real.safety import Profile
+from robopolicy.utils.install_commands import pip_install
 
 # LeRobot's classes of one arm with a motor bus, and its cameras, by the module that registers their options.
 ARMS = {"so101_follower": "so_follower", "so100_follower": "so_follower", "koch_follower": "koch_follower"}
@@ -60,7 +61,8 @@ def make_robot(options: Mapping[str, Any]) -> Robot:
             f"calibration: the file of robot.id={config.id} is damaged ({said}). Run lerobot-calibrate"
         ) from error
     except ImportError as error:
-        raise WiringError(f"robot.type={kind}: {error}. Install it: uv pip install 'robopolicy[so101]'") from error
+        fix = pip_install("robopolicy[so101]")
+        raise WiringError(f"robot.type={kind}: {error}. Install it: {fix}") from error
 
 
 def check_names(robot: Robot, wiring: LeRobotWiring) -> None:

@@ -193,7 +193,7 @@ def run_live(
                     if (episode := _episode(session, unused_seed(), prompt, ask)) is None:
                         break
                     done.append(episode)
-                    print(of_episode(done, config.episodes), flush=True)
+                    print(of_episode(done, config.episodes, dry_run=config.dry_run), flush=True)
     finally:
         runtime.close()
     return done

@@ -44,7 +44,7 @@ class ChunkLearner:
         actor_warmup: policy steps in which its learning rate rises linearly from 0.
         noise_samples: noised copies of each chunk in a batch that the policy imitates.
         expectile: τ of a V(observation) that targets read in place of Q at the policy's chunks, see ExpectileValue;
-            for recorded data alone. None: no V.
+            only for recorded data. None: no V.
 
     Raises:
         SpecError: the policy has no fine-tuned copy of a denoiser.

@@ -38,7 +38,7 @@ def demos(
         source: a suite's own HDF5 file, whose episodes are run again in place of an expert (ManiSkill, LIBERO).
         episodes: number of demonstrations to keep.
         expert_noise: 0: the expert at its best; 1: between one success in two and one in fourteen, by task.
-        only_success: keep successful episodes alone.
+        only_success: keep only successful episodes.
         cameras: names of the cameras to record; None: all that the task has.
         overwrite: replace a dataset in `out`.
         num_envs: N, envs at a time.

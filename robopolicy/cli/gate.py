@@ -51,7 +51,7 @@ def gate(
 
     Args:
         candidate: run, checkpoint or policy directory. base: the same of the reference; None: the candidate's base.
-        dataset: recorded rollouts (LeRobotDataset v3), with failures and successes; None: with a `world` alone.
+        dataset: recorded rollouts (LeRobotDataset v3), with failures and successes; None: only with a `world`.
         rollouts: further ones, {name: path}, that are judged on too.
         held_out: share of the dataset's episodes that is read; None: as both policies' trainings left out, or all
             where neither learned from this dataset.

@@ -57,7 +57,7 @@ VERBS = {
         ),
         Verb(
             "gate",
-            "is a policy better than its base? From recorded episodes alone",
+            "is a policy better than its base? From recorded episodes",
             "robopolicy.cli.gate:gate",
             _RESTARTS,
         ),
@@ -129,7 +129,7 @@ VERBS = {
         Verb("push", "a policy or a dataset to the Hugging Face hub", "robopolicy.cli.push:push", _RESTARTS),
         Verb(
             "quickstart",
-            "all of the above on the pick task, in minutes",
+            "demonstrate, imitate, refine, compare and report on the pick task",
             "robopolicy.cli.quickstart:quickstart",
             _RESUMES,
         ),

@@ -25,6 +25,7 @@ def verb_help(verb: Verb, overrides: Sequence[str] = (), config_dirs: Sequence[P
         return f"robopolicy {verb.name}: {verb.summary}"
     config = _with_defaults_of_own(compose(verb, overrides, config_dirs=config_dirs, checked=False))
     used = {group.split("@")[0] for group in choices(verb.file)}
+    config = {key: value if key in used else _with_described_defaults(key, value) for key, value in config.items()}
     lines = [f"robopolicy {verb.name} [key=value ...]: {summary(config_folder() / f'{verb.file}.yaml')}", ""]
     for group, options in sorted(group_options(config_dirs).items()) if used else ():
         if group not in used:
@@ -93,3 +94,17 @@ def _with_defaults_of_own(config: Mapping[str, Any], above: str = "") -> dict[st
             left = {k: p.default for k, p in known.items() if k not in value and not p.required}
             found[key] |= {k: schema.plain(v) for k, v in left.items() if isinstance(v, (*schema.SCALARS, tuple, list))}
     return found
+
+
+def _with_described_defaults(slot: str, node: Any) -> Any:
+    """Return a node that no group chooses, with the explained keywords that it leaves out, and their defaults.
+
+    Its YAML cannot hold them: another `_target_=` on the command line would get them too.
+    """
+    target = None
+    with contextlib.suppress(ConfigError):
+        target = described.resolve(node, slot, slot) if isinstance(node, Mapping) and TARGET in node else None
+    if not isinstance(target, described.Described):
+        return node
+    known = target.keys(node)
+    return {**{k: about["default"] for k, about in known.items() if "about" in about and "default" in about}, **node}

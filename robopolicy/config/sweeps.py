@@ -17,6 +17,7 @@ from typing import Any
 from robopolicy.config.hydra_configs import group_files
 from robopolicy.config.sweep_task import Job, SweepTask, Values
 from robopolicy.core.errors import UsageError, closest
+from robopolicy.utils.install_commands import pip_install
 
 _PACKAGES = {  # of plug-ins that are not in hydra-core
     "hydra/launcher": {"joblib": "robopolicy[sweep]", "submitit_local": "robopolicy[sweep]",
@@ -166,7 +167,7 @@ def _check_plugins(sweep: Sweep) -> None:
         for group, packages in _PACKAGES.items():
             option, there = sweep.option(group), hydra.config_loader.get_group_options(group)
             if option not in there:
-                fix = f"pip install '{packages[option]}'" if option in packages else closest(option, there)
+                fix = f"Install it: {pip_install(packages[option])}" if option in packages else closest(option, there)
                 raise UsageError(f"{group}={option}: is not installed. {fix}")
         try:
             choices = [text for text in sweep.hydra if text.startswith("hydra/")]

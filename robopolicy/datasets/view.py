@@ -7,6 +7,7 @@ from pathlib import Path
 
 from robopolicy.config.schema import Natural
 from robopolicy.core.errors import ConfigError, DataError
+from robopolicy.utils.install_commands import pip_install
 
 
 def data_view(*, dataset: Path, episode: Natural = 0, save: Path | None = None) -> None:
@@ -22,7 +23,8 @@ def data_view(*, dataset: Path, episode: Natural = 0, save: Path | None = None) 
         DataError: no dataset of format v3, or no such episode.
     """
     if importlib.util.find_spec("rerun") is None:
-        raise ConfigError("data view: needs LeRobot's viewer, rerun. Install it: pip install 'lerobot[viz]'")
+        fix = pip_install("lerobot[viz]")
+        raise ConfigError(f"data view: needs LeRobot's viewer, rerun, which is not installed. Install it: {fix}")
     from lerobot.datasets.lerobot_dataset import LeRobotDataset
     from lerobot.scripts.lerobot_dataset_viz import visualize_dataset
 

@@ -161,7 +161,7 @@ def check_ros() -> Check:
         answer = probe("import json, os, rclpy; print(json.dumps({'distro': os.environ.get('ROS_DISTRO', '')}))")
     except ProbeError as error:
         if "No module named 'rclpy'" not in str(error):
-            fix = pip_install("--reinstall", "ros-rclpy")
+            fix = pip_install("--force-reinstall", "ros-rclpy")
             return Check("ROS 2", False, f"rclpy does not load: {error}", fix, required=False)
         detail = "rclpy is not importable (needed to drive a real arm only)"
         distro = next(iter(sorted(Path("/opt/ros").glob("*/setup.bash"))), None)

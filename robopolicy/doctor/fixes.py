@@ -4,26 +4,8 @@ from __future__ import annotations
 
 import os
 import shlex
-import sys
-from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]  # the checkout, or site-packages
-
-
-def in_checkout() -> bool:
-    return (ROOT / "scripts" / "setup.sh").is_file()
-
-
-def uv() -> str:
-    """Return the command of uv."""
-    for path in (Path(sys.prefix) / "bin" / "uv", ROOT / ".tools" / "bin" / "uv"):
-        if path.is_file():
-            return shlex.quote(str(path))
-    return "uv"
-
-
-def pip_install(*packages: str) -> str:
-    return f"{uv()} pip install --python {shlex.quote(sys.executable)} {' '.join(packages)}"
+from robopolicy.utils.install_commands import ROOT, in_checkout, pip_install
 
 
 def apt_install(packages: str) -> str:

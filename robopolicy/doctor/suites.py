@@ -26,12 +26,12 @@ def check_suites() -> Check:
     detail = ", ".join(there) or "none is installed"
     beside = [sentence for name, version in found.items() if version for sentence in misfits(name)]
     if beside:
-        fix = pip_install(*sorted({f"'{o}=={m}'" for n, v in found.items() if v for o, _, m in PACKAGES[n].beside}))
+        fix = pip_install(*sorted({f"{o}=={m}" for n, v in found.items() if v for o, _, m in PACKAGES[n].beside}))
         return Check("Task suites", False, "; ".join(beside), fix, required=False)
     other = {n: v for n, v in found.items() if v and v not in (PACKAGES[n].works, PACKAGES[n].also)}
     if other:
         detail += "; measured to work: " + ", ".join(f"{PACKAGES[n].distribution} {PACKAGES[n].works}" for n in other)
-        fix = pip_install(*(f"'{PACKAGES[n].distribution}=={PACKAGES[n].works}'" for n in other))
+        fix = pip_install(*(f"{PACKAGES[n].distribution}=={PACKAGES[n].works}" for n in other))
         return Check("Task suites", False, detail, fix, required=False)
     missing = [name for name, version in found.items() if version is None]
     return Check("Task suites", True, detail + (f" (not: {', '.join(missing)})" if missing else ""))

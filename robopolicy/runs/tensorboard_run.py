@@ -12,6 +12,7 @@ import psutil
 import torch
 
 from robopolicy.core.errors import TrackerError
+from robopolicy.utils.install_commands import pip_install
 
 FOLDER = "tensorboard"  # in the run directory
 _FRAMES = 60  # pictures of an animation, at most
@@ -37,7 +38,8 @@ class TensorBoardRun:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError as error:
             raise TrackerError(
-                f"is not installed ({error}): pip install 'robopolicy[tensorboard]', or choose tracker=local"
+                f"is not installed ({error}). Choose tracker=local, or install it: "
+                f"{pip_install('robopolicy[tensorboard]')}"
             ) from None
         self._open = partial(SummaryWriter, str(folder / FOLDER))
         self._writer = self._open()

@@ -15,6 +15,7 @@ from typing import Any, Literal
 from robopolicy.core.errors import TrackerError
 from robopolicy.core.untrusted import read_text
 from robopolicy.utils.atomic import write_atomically
+from robopolicy.utils.install_commands import pip_install
 
 Mode = Literal["auto", "online", "offline", "disabled"]
 ID_FILE = "wandb_id"  # in the run directory; a resumed run continues the run of this id
@@ -144,5 +145,6 @@ def import_wandb() -> Any:
     except ModuleNotFoundError as error:
         if error.name != "wandb":
             raise
-        raise TrackerError("is not installed: pip install 'robopolicy[wandb]', or choose tracker=local") from None
+        fix = pip_install("robopolicy[wandb]")
+        raise TrackerError(f"is not installed. Choose tracker=local, or install it: {fix}") from None
     return wandb

@@ -55,7 +55,7 @@ def off_policy(
     Args:
         env: emits [N To ...], and `base_action` where the policy has a base: see `wrap_for`.
         replay: makes an empty replay buffer for `num_envs`, the policy's `spec` and the env's `horizon`.
-        demos: supply `demo_fraction` of every batch, as the policy's replay features; None: online data alone.
+        demos: supply `demo_fraction` of every batch, as the policy's replay features; None: only online data.
         rollouts: further datasets, {name: path}, that supply `rollout_fraction` of every batch. Where `env` is
             imagined these are, for example, a similar policy's rollouts on the task itself.
         warmup_steps: env steps of the base policy (with exploration noise) before the first update.

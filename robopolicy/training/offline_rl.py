@@ -73,12 +73,12 @@ def offline_rl(
     log_every: Count | None = None,
     seed: int = 0,
 ) -> Metrics:
-    """Train an off-policy `algo` on recorded rollouts alone, resuming from the newest checkpoint.
+    """Train an off-policy `algo` only on recorded rollouts, resuming from the newest checkpoint.
 
     Args:
         replay: makes a replay buffer; its class and its γ count, its capacity does not.
         rollouts: datasets of a policy's own episodes, {name: path}, failures and successes.
-        demos: supply `demo_fraction` of every batch; None: rollouts alone.
+        demos: supply `demo_fraction` of every batch; None: only rollouts.
         held_out: share of the rollouts' episodes that is not learned from, for `robopolicy gate`; 0: none.
         steps: number of updates. critic_only_updates: first updates, in which the policy stays the base.
         batch_size: transitions of an update. demo_fraction: share of every batch from `demos`.

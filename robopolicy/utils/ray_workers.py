@@ -14,6 +14,7 @@ from collections import deque
 from typing import Any
 
 from robopolicy.core.errors import ConfigError, WorkerError
+from robopolicy.utils.install_commands import pip_install
 from robopolicy.utils.worker_process import Host, Lost
 
 _STORE = 200 * 2**20  # bytes of Ray's store of objects, which a farm hardly uses
@@ -83,7 +84,8 @@ def start_ray(setting: str, *, instead: str) -> Any:
         import ray
     except ImportError as error:
         raise ConfigError(
-            f"{setting}: Ray cannot be imported ({error}): pip install 'robopolicy[ray]', or choose {instead}"
+            f"{setting}: Ray cannot be imported ({error}). Choose {instead}, or install it: "
+            f"{pip_install('robopolicy[ray]')}"
         ) from None
     if not ray.is_initialized():
         # "local": not the cluster of a `ray start` on this machine

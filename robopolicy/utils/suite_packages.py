@@ -6,6 +6,7 @@ import importlib.metadata
 from dataclasses import dataclass
 
 from robopolicy.core.errors import ConfigError
+from robopolicy.utils.install_commands import pip_install, setup_or_pip
 
 
 @dataclass(frozen=True)
@@ -42,8 +43,8 @@ def installed(distribution: str) -> str | None:
 
 
 def install(suite: str) -> str:
-    """Return the command that installs a suite, in a checkout and elsewhere."""
-    return f"./scripts/setup.sh {PACKAGES[suite].setup}, or elsewhere: pip install 'robopolicy[{suite}]'"
+    """Return the command that installs a suite."""
+    return setup_or_pip(PACKAGES[suite].setup, f"robopolicy[{suite}]")
 
 
 def misfits(suite: str) -> list[str]:
@@ -56,7 +57,7 @@ def misfits(suite: str) -> list[str]:
         if version is not None and not SpecifierSet(fits).contains(version, prereleases=True):
             found.append(
                 f"{PACKAGES[suite].distribution} does not run beside {other} {version}: it needs {other}{fits}, "
-                f"{measured} works. Install that: pip install '{other}=={measured}'"
+                f"{measured} works. Install that: {pip_install(f'{other}=={measured}')}"
             )
     return found
 
@@ -81,6 +82,8 @@ def broken(suite: str, error: Exception) -> ConfigError:
     cause = f"{type(error).__name__}: {error}"
     needs = f" It needs {package.system} (`robopolicy doctor` says how)." if package.system else ""
     if version not in (package.works, package.also):
-        mend = f"pip install '{package.distribution}=={package.works}'"
+        mend = pip_install(f"{package.distribution}=={package.works}")
         return ConfigError(f"{package.distribution} {version} breaks ({cause}); {package.works} works: {mend}")
-    return ConfigError(f"{package.distribution} {version} does not load ({cause}).{needs} Anew: {install(suite)}")
+    return ConfigError(
+        f"{package.distribution} {version} does not load ({cause}).{needs} Install it again: {install(suite)}"
+    )

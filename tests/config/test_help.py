@@ -9,6 +9,7 @@ import pytest
 from robopolicy.cli.verbs import VERBS, find_verb
 from robopolicy.config import registry
 from robopolicy.config.compose import compose, group_options
+from robopolicy.config.described import describe_target
 from robopolicy.config.help import meanings, verb_help
 from robopolicy.config.hydra_configs import choices
 from robopolicy.core.trees import flatten
@@ -56,3 +57,23 @@ def test_keys_of_the_users_own_class_are_listed_and_explained(tmp_path: Path, mo
     lines = verb_help(find_verb("train"), ["algo=mine"], [tmp_path]).splitlines()
     own = [line.split(maxsplit=2) for line in lines if line.startswith("  algo.")]
     assert own == [["algo.power", "2.0", "exponent of the agreement"], ["algo.tau", "0.01", "rate of the target"]]
+
+
+@pytest.mark.parametrize("name", WITH_CONFIG)
+def test_every_keyword_of_a_verb_is_listed(name: str) -> None:
+    verb = find_verb(name)
+    known = {key for key, entry in describe_target(verb.target).keys({}).items() if "about" in entry}
+    shown = {*compose(verb, checked=False), *group_options()}
+    assert known - shown == set(), f"add them to configs/{verb.file}.yaml"
+
+
+def test_keywords_that_a_node_without_a_group_leaves_out_are_listed() -> None:
+    def of_expert(*overrides: str) -> list[list[str]]:
+        lines = verb_help(find_verb("demos"), overrides).splitlines()
+        return [line.split()[:2] for line in lines if line.startswith("  expert.")]
+
+    assert of_expert() == [["expert.speed", "1.0"]]
+    assert of_expert("expert.speed=0.5") == [["expert.speed", "0.5"]]
+    policy = ["expert._target_=policy", "expert.checkpoint=runs/bc"]
+    assert of_expert(*policy) == [["expert.sampling", "null"], ["expert.checkpoint", "runs/bc"]]
+    compose(find_verb("demos"), ["task=pick", "out=data", *policy])

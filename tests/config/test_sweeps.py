@@ -43,7 +43,7 @@ def test_every_value_is_checked_before_the_combinations() -> None:
         (["network@policy.network=mlp,unet1d"], "without '@'"),
         (["policy=glob(nothing*)"], "sweeps over nothing"),
         (["algo.lr=interval(0,1)"], "algo.lr=interval(0,1)"),
-        (["seed=0,1", "hydra/sweeper=ax"], "pip install 'hydra-ax-sweeper'"),
+        (["seed=0,1", "hydra/sweeper=ax"], " hydra-ax-sweeper"),
         (["seed=0,1", "hydra/launcher=jblib"], "Did you mean 'joblib'?"),
         (["seed=0,1", "hydra.run.dir=x"], "hydra.run.dir=x"),
         (["seed=0,1", "hydra.launcher._target_=os.system"], "hydra.launcher._target_"),

@@ -30,7 +30,7 @@ def test_a_missing_suite_names_the_command(there):
         needs("maniskill"),
     ):
         raise AssertionError("imports must not be tried")
-    with pytest.raises(ConfigError, match=r"setup\.sh suites.*pip install 'robopolicy\[pusht\]'"):
+    with pytest.raises(ConfigError, match=r"setup\.sh suites, or: .* pip install .*'robopolicy\[pusht\]'"):
         suite_packages.require("pusht")
 
 
@@ -87,10 +87,10 @@ def test_doctor_lists_suites(there):
     assert check.ok and check.detail.startswith("metaworld 3.0.0 (not: maniskill, ")
     there["metaworld"] = "3.1.1"
     check = suites.check_suites()
-    assert check.state == "optional" and "'metaworld==3.0.0'" in check.fix
+    assert check.state == "optional" and check.fix.endswith(" metaworld==3.0.0")
     there |= {"metaworld": "3.0.0", "mujoco": "4.0.0"}
     check = suites.check_suites()
-    assert "does not run beside mujoco 4.0.0" in check.detail and "'mujoco==3.8.1'" in check.fix
+    assert "does not run beside mujoco 4.0.0" in check.detail and check.fix.endswith(" mujoco==3.8.1")
 
 
 def test_doctor_asks_for_vulkan_only_where_it_is_needed(there, monkeypatch):

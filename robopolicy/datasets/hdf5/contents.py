@@ -17,6 +17,7 @@ from robopolicy.core.errors import ConfigError, DataError, closest
 from robopolicy.core.untrusted import parse_json
 from robopolicy.datasets.checks import Defect
 from robopolicy.datasets.files import problems
+from robopolicy.utils.install_commands import setup_or_pip
 
 Group = Any  # h5py.Group; h5py is an extra
 Column = Any  # h5py.Dataset
@@ -109,8 +110,8 @@ def opened(path: Path) -> Iterator[Group]:
         import h5py
     except ImportError as error:
         raise ConfigError(
-            f"{path}: reading HDF5 needs h5py, which is not installed: ./scripts/setup.sh suites, or elsewhere: "
-            "pip install 'robopolicy[hdf5]'"
+            f"{path}: reading HDF5 needs h5py, which is not installed. Install it: "
+            f"{setup_or_pip('suites', 'robopolicy[hdf5]')}"
         ) from error
     if not path.is_file():  # a pipe or device would block
         raise DataError(f"{path}: no such file")

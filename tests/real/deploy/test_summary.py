@@ -55,6 +55,15 @@ def test_an_episode_is_a_line(found, says):
     assert says in of_episode([episode(9, 0), found], 5)
 
 
+def test_a_dry_run_says_nothing_of_success():
+    done = [episode(9, 0), episode(412, 3)]
+    assert of_episode(done, 5, dry_run=True) == "episode 2 of 5: dry run, 412 ticks, 3 of them changed"
+    assert "FAULT (rate)" in of_episode([episode(9, 0, fault__rate=2)], 5, dry_run=True)
+    text = report(done, dry_run=True)
+    assert text.startswith("dry run of 2 episodes: the arm did not move, ") and "success" not in text
+    assert report(done).startswith("success 0% (0–66) of 2 episodes, ")
+
+
 def test_shares_are_of_all_ticks_together():
     text = report([episode(38, 38, fault__enable=38), episode(1061, 1, rate=1)])
     assert "changed in 3.5% of 1099 ticks" in text
