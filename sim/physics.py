@@ -14,10 +14,10 @@ from robopolicy.config.schema import Count
 from robopolicy.core.errors import ConfigError
 from robopolicy.sim.engine import RolloutPhysics
 from robopolicy.sim.randomization import ModelBank
+from robopolicy.utils.install_commands import pip_install
 
 Array = NDArray[np.float64]
 Engine = Literal["rollout", "warp"]
-INSTALL = "uv pip install 'robopolicy[warp]'"
 _CPU = "On the CPU: task.physics=rollout (the default)."
 
 
@@ -90,7 +90,8 @@ def make_physics(
             f"sensor_noise and latency are. {_CPU}"
         )
     if importlib.util.find_spec("mujoco_warp") is None:
-        raise ConfigError(f"task.physics=warp needs MuJoCo Warp. Install it: {INSTALL}. {_CPU}")
+        install = pip_install("robopolicy[warp]")
+        raise ConfigError(f"task.physics=warp needs MuJoCo Warp. Install it: {install}. {_CPU}")
     from robopolicy.sim.warp_engine import WarpPhysics
 
     options = warp or WarpOptions()

@@ -18,6 +18,7 @@ from robopolicy.sim.gymnasium.film import RGB
 from robopolicy.sim.gymnasium.info_columns import flag
 from robopolicy.sim.render import Canvas
 from robopolicy.utils import suite_packages
+from robopolicy.utils.install_commands import pip_install
 
 _LOW = 40  # bits of an episode's number within its split (robopolicy.core.rng.episode_seeds)
 
@@ -74,7 +75,7 @@ def check_task(name: str, names: Iterable[str], suite: str, *, key: str = "") ->
         if package is not None and name in _described(key):
             raise ConfigError(
                 f"task.name={name!r}: {package.distribution} {suite_packages.installed(package.distribution)} has no "
-                f"such task, {package.works} has: pip install '{package.distribution}=={package.works}'"
+                f"such task, {package.works} has: {pip_install(f'{package.distribution}=={package.works}')}"
             )
         raise ConfigError(f"task.name={name!r}: {suite} has no such task here. {closest(name, names)}")
 

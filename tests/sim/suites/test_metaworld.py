@@ -95,7 +95,7 @@ def test_it_is_filmed_without_changing_the_episode(processes):
 
 def test_a_task_of_another_version_is_named_with_the_command(monkeypatch):
     monkeypatch.setattr(metaworld, "task_names", lambda: ["reach-v3"])
-    with pytest.raises(ConfigError, match=r"push-v3.*has no such task, 3.0.0 has: pip install 'metaworld==3.0.0'"):
+    with pytest.raises(ConfigError, match=r"push-v3.*has no such task, 3.0.0 has: .*pip install .*metaworld==3.0.0"):
         metaworld.make("push-v3", 1)
 
 
