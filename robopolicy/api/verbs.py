@@ -60,10 +60,10 @@ def run(verb: str, *overrides: str, config_dir: Path | str | None = None, **sett
 
 
 def _leaves(settings: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
-    """Key with dots and value of all settings; a mapping with `_target_` is one value, that of a whole node."""
+    """Key with dots and value of all settings; an empty mapping, and one with `_target_`, is one value."""
     for name, value in settings.items():
         key = above + (name if above else ALIASES.get(name, name) if isinstance(value, Mapping) else name)
-        if isinstance(value, Mapping) and "_target_" not in value:
+        if isinstance(value, Mapping) and value and "_target_" not in value:
             yield from _leaves(value, f"{key}.")
         else:
             yield key, value

@@ -14,6 +14,8 @@ from robopolicy.core.types import Obs, Step
 
 POLICY, HUMAN, REWIND, DEMONSTRATION = range(4)  # drivers; the first three as in datasets.tables.DRIVERS
 
+_LOOK_BACK = 64  # rows in which an episode's begin is looked for first
+
 
 class ChunkBatch(NamedTuple):
     """B transitions over the up to Ta primitive steps of an executed chunk, and the actions up to step H."""
@@ -70,11 +72,19 @@ class ChunkReplay(Replay):
     def add(self, obs: Obs, step: Step) -> None:
         """See Replay; the rows of an episode that ends with success are marked so."""
         super().add(obs, step)
-        at = self._row(torch.arange(self.size))  # the oldest first
-        self.store["success"][at[-1]] = False
+        self.store["success"][(self.added - 1) % self.rows] = False
         for env in (step.ended & step.success & step.valid).nonzero()[:, 0].tolist():
+            self.store["success"][self._newest_episode(env), env] = True
+
+    def _newest_episode(self, env: int) -> Tensor:
+        """Return the ring rows, the oldest first, of the episode that the newest row of `env` belongs to."""
+        seen = _LOOK_BACK
+        while True:
+            at = self._row(torch.arange(max(0, self.size - seen), self.size))
             before = self.store["ended"][at[:-1], env].nonzero()[:, 0]
-            self.store["success"][at[int(before[-1]) + 1 if len(before) else 0 :], env] = True
+            if len(before) or seen >= self.size:
+                return at[int(before[-1]) + 1 if len(before) else 0 :]
+            seen *= 4
 
     def window(self, age: Tensor, env: Tensor) -> ChunkBatch:  # type: ignore[override]
         """Form the windows that start at the `age`-th oldest rows [B] of envs `env` [B], and their chunks."""

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from robopolicy.config.instantiate import build
-from robopolicy.config.schema import Count, Fraction, Node
+from robopolicy.config.schema import Count, Fraction, Node, Seed
 from robopolicy.datasets.demonstrations import RecordedDemos, record_demos
 from robopolicy.runs.logger import Tracker
 from robopolicy.sim.suites.replay import record_replays
@@ -26,7 +26,7 @@ def demos(
     overwrite: bool = False,
     num_envs: Count = 64,
     max_attempts: Count | None = None,
-    seed: int = 0,
+    seed: Seed = 0,
     threads: Count | None = None,
 ) -> RecordedDemos:
     """Record demonstrations of `expert` on `task` as a LeRobotDataset v3 in `out`.

@@ -31,8 +31,8 @@ from robopolicy.policies.lerobot.find import HUB
 from robopolicy.reporting.run_reader import label
 from robopolicy.reporting.suite import Suite, SuiteResult
 from robopolicy.runs.checkpointer import load_policy
+from robopolicy.runs.folder_lock import claimed
 from robopolicy.runs.logger import Tracker
-from robopolicy.runs.run_dir import claimed
 from robopolicy.utils.suite_packages import PACKAGES, installed
 
 _HOW = ("processes", "farm", "worker_timeout")  # of a task's node: how it runs, not what it is

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from robopolicy.cli.gate_world import in_world
-from robopolicy.config.schema import Count, Fraction, Node
+from robopolicy.config.schema import Count, Fraction, Node, Seed
 from robopolicy.core.errors import ConfigError, SpecError
 from robopolicy.core.trees import flatten
 from robopolicy.core.types import BASE_ACTION
@@ -42,7 +42,7 @@ def gate(
     level: Fraction = 0.9,
     updates: Count | None = None,
     out: Path | None = None,
-    seed: int = 0,
+    seed: Seed = 0,
     threads: Count | None = None,
 ) -> GateResult:
     """Judge `candidate` against `base` by fitted Q evaluation on held-out episodes of `dataset`, or in a `world`.

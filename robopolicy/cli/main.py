@@ -104,7 +104,11 @@ def _run(name: str, arguments: list[str]) -> int:
     from robopolicy.config.compose import compose
 
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s")
-    options, overrides = _options().parse_known_args(arguments)
+    try:
+        options, overrides = _options().parse_known_args(arguments)
+    except argparse.ArgumentError as error:
+        usage = "`robopolicy --help` shows how each option is written"
+        raise UsageError(f"{error.argument_name}: {error.message}. {usage}") from None
     for text in overrides:
         if text.startswith("-"):
             raise UsageError(f"unknown option {text!r}. {closest(text, OPTIONS)}")
@@ -133,6 +137,9 @@ def _run(name: str, arguments: list[str]) -> int:
         _check_one_process()
         return sweep(verb, overrides, config_dirs=options.config_dir, show=options.cfg)
     if not verb.config:
+        if options.cfg or options.config_dir:
+            given = "--cfg" if options.cfg else "--config-dir"
+            raise UsageError(f"{given}: `{name}` has no configuration. Leave the option out")
         return int(verb.load()(overrides))
     config = compose(verb, overrides, config_dirs=options.config_dir, checked=not options.cfg)
     if options.cfg:
@@ -183,7 +190,7 @@ def _check_one_process() -> None:
 
 
 def _options() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
     parser.add_argument("-h", "--help", action="store_true")
     parser.add_argument("--cfg", action="store_true")
     parser.add_argument("-m", "--multirun", action="store_true")

@@ -17,12 +17,13 @@ from robopolicy.cli.pipeline_names import named
 from robopolicy.cli.pipeline_plan import PlannedStage, Stage, begin, plan
 from robopolicy.cli.pipeline_stages import Flow
 from robopolicy.cli.quickstart import Stages
-from robopolicy.config.schema import Count, Device, Fraction, Node
+from robopolicy.config.schema import Count, Device, Fraction, Node, Seed
 from robopolicy.core.errors import ConfigError
 from robopolicy.core.untrusted import WANDB, check_links
 from robopolicy.reporting.pipeline_page import StageResult, comparisons, write_pipeline_report
+from robopolicy.runs.folder_lock import claimed
 from robopolicy.runs.logger import grouped
-from robopolicy.runs.run_dir import CONFIG, claimed
+from robopolicy.runs.run_dir import CONFIG
 from robopolicy.training.refinement_rules import check_budget
 from robopolicy.utils.threads import set_threads
 
@@ -50,7 +51,7 @@ def pipeline(
     one_step: dict[str, Any] | None = None,
     episodes: Count = 500,
     num_envs: Count | None = None,
-    seed: int = 0,
+    seed: Seed = 0,
     device: Device = "cpu",
     threads: Count | None = None,
 ) -> list[StageResult]:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from robopolicy.config.hydra_configs import group_files
+from robopolicy.config.overrides import ALIASES
 from robopolicy.core.trees import flatten
 
 
@@ -24,4 +25,10 @@ def split_keys(keys: Mapping[str, Any]) -> tuple[list[str], dict[str, Any]]:
     """Return further keys of a stage as options of groups, "policy=flow", and values, {"loop.steps": 100}."""
     groups, values = group_files(()), flatten(keys)
     words = [f"{key}={value}" for key, value in values.items() if key in groups and isinstance(value, str)]
-    return words, {key: value for key, value in values.items() if f"{key}={value}" not in words}
+    return words, {_moved(key): value for key, value in values.items() if f"{key}={value}" not in words}
+
+
+def _moved(key: str) -> str:
+    """Return the place of a key: "policy.network.width" of "network.width"."""
+    first, dot, rest = key.partition(".")
+    return f"{ALIASES.get(first, first)}{dot}{rest}"

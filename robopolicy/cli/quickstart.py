@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from robopolicy.cli.main import invoke
-from robopolicy.config.schema import Count, Fraction, Natural, Node
+from robopolicy.config.schema import Count, Fraction, Natural, Node, Seed
 from robopolicy.datasets.metadata import recorded
 from robopolicy.evaluation.compare import Comparison, format_p
 from robopolicy.runs.logger import grouped
@@ -30,7 +30,7 @@ def quickstart(
     rl_steps: Count = 30_000,
     episodes: Count = 500,
     videos: Natural = 4,
-    seed: int = 0,
+    seed: Seed = 0,
     threads: Count | None = None,
 ) -> Comparison:
     """Run all stages once, in `out`: data/, bc/, residual/ with report.html. Finished stages are not repeated.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import shlex
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -11,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import torch
-import yaml
 from rich.console import Console
 from rich.table import Table
 
@@ -21,8 +19,8 @@ from robopolicy.cli.verbs import find_verb
 from robopolicy.config import registry
 from robopolicy.config.compose import compose, task_node
 from robopolicy.config.hydra_configs import config_folder
-from robopolicy.config.schema import TARGET, Count, Device, Natural, Node
-from robopolicy.core.command_line import argument
+from robopolicy.config.schema import TARGET, Count, Device, Natural, Node, Seed
+from robopolicy.core.command_line import argument, hydra_text
 from robopolicy.core.errors import ConfigError
 from robopolicy.core.types import Feature, FixedStarts, VecEnv
 from robopolicy.core.untrusted import checked, read_json
@@ -43,7 +41,6 @@ from robopolicy.utils.threads import set_threads
 
 NUM_ENVS = 50  # of the look
 FACTS = "facts.json"  # of the look
-_PLAIN = re.compile(r"[\w./:+-]+")  # text that Hydra reads as it stands, unless it is a number or the like
 
 
 def refine(
@@ -58,7 +55,7 @@ def refine(
     plan_only: bool = False,
     episodes: Count = 500,
     videos: Natural = 4,
-    seed: int = 0,
+    seed: Seed = 0,
     device: Device = "cpu",
     threads: Count | None = None,
 ) -> Comparison | None:
@@ -220,7 +217,7 @@ def _show(console: Console, choices: list[Choice], task: dict[str, Any], given: 
     console.print(table)
     overrides = [override for choice in choices for override in choice.overrides]
     words = ["robopolicy", "train", *task_overrides(task), *overrides,
-             *(f"{k}={_written(v)}" for k, v in given.items() if v is not None),
+             *(f"{k}={hydra_text(v)}" for k, v in given.items() if v is not None),
              *(word for module in registry.admitted() for word in ("--allow", module))]  # fmt: skip
     console.print(f"\nthe same by hand:\n{shlex.join(words)}", soft_wrap=True, markup=False, highlight=False)
     return overrides
@@ -231,21 +228,7 @@ def task_overrides(node: dict[str, Any]) -> list[str]:
     options = {file.stem: task_node(file.stem) for file in sorted((config_folder() / "task").glob("*.yaml"))}
     same = {n: o for n, o in options.items() if o[TARGET] == node[TARGET] and o.keys() <= node.keys()}
     if not same:  # of the user's own folder of configs
-        return [f"task.{key}={_written(value)}" for key, value in node.items()]
+        return [f"task.{key}={hydra_text(value)}" for key, value in node.items()]
     name = min(same, key=lambda n: (-sum(node[k] == v for k, v in same[n].items()), len(same[n])))
     keys = [k for k, v in node.items() if k not in same[name] or same[name][k] != v]
-    return [f"task={name}", *(f"task.{k}={_written(node[k])}" for k in keys)]
-
-
-def _written(value: Any) -> str:
-    """Write a value as the command line reads it."""
-    if isinstance(value, bool) or value is None:
-        return {True: "true", False: "false", None: "null"}[value]
-    if isinstance(value, list | tuple):
-        return f"[{','.join(map(_written, value))}]"
-    if isinstance(value, dict):
-        return "{" + ", ".join(f"{k}: {_written(v)}" for k, v in value.items()) + "}"
-    text = str(value)
-    if isinstance(value, str | Path) and not (_PLAIN.fullmatch(text) and yaml.safe_load(text) == text):
-        return "'" + text.replace("'", "\\'") + "'"
-    return text
+    return [f"task={name}", *(f"task.{k}={hydra_text(node[k])}" for k in keys)]

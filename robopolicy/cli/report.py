@@ -62,6 +62,8 @@ def report(
         )
     below = [path for run in runs for path in runs_below(run) or [run]]
     place = out or runs[0] / "report.html"
+    if place.is_dir():
+        raise ConfigError(f"out={place}: is a folder; give a file, e.g. {argument('out', place / 'report.html')}")
     if pooled or (pooled is None and (below != runs or _share_settings(runs))):
         return _write_pooled(below, place, title, runs[0] if below != runs else None)
     runs = below

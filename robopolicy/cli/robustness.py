@@ -5,11 +5,12 @@ from __future__ import annotations
 from contextlib import nullcontext
 from pathlib import Path
 
+from robopolicy.config.instantiate import build
 from robopolicy.config.schema import Count, Device, Node
 from robopolicy.core.errors import ConfigError
-from robopolicy.core.types import close
+from robopolicy.core.types import VecEnv, close
 from robopolicy.core.untrusted import refusing
-from robopolicy.envs.perturbations import NOMINAL, UNITS, Grid, check_grid, perturbed
+from robopolicy.envs.perturbations import UNITS, Grid, changes, check_grid, perturbed
 from robopolicy.evaluation.episode_table import EpisodeTable
 from robopolicy.evaluation.policy_ref import PolicyRef, task_of
 from robopolicy.evaluation.saved import Split, evaluated_rows
@@ -66,12 +67,12 @@ def robustness(
         p.out = folder
     count, rows = min(num_envs, episodes), dict[tuple[str, float], tuple[EpisodeTable, ...]]()
     with nullcontext() if task else refusing(f"{place.run}/{CONFIG}: task", ConfigError):
-        first = perturbed(node, "latency", 0, num_envs=count)
+        first: VecEnv = build(node, "task", num_envs=count, seed=0)
     check_grid(node, first.spec, grid)
     policies = [load_policy(p, device=device, env=first.spec) for p in (base, checkpoint) if p is not None]
     points = []
     for what, value in grid.points():
-        nominal = value == NOMINAL[what]
+        nominal = not changes(node, what, value)
         key = ("nominal", 0.0) if nominal else (what, value)
         if key not in rows:
             env = first if nominal else perturbed(node, what, value, num_envs=count)

@@ -76,7 +76,8 @@ def _known_jobs(found: Sweep) -> list[Values]:
 
 def _run(verb: Verb, found: Sweep, folder: Path, config_dirs: Sequence[Path]) -> int:
     from robopolicy.config import registry
-    from robopolicy.runs.run_dir import CONFIG, PROVENANCE, claimed
+    from robopolicy.runs.folder_lock import claimed
+    from robopolicy.runs.run_dir import CONFIG, PROVENANCE
     from robopolicy.runs.sweep_job import run_names
     from robopolicy.utils.provenance import write_provenance
 

@@ -16,6 +16,7 @@ from robopolicy.config.compose import compose
 from robopolicy.config.sweep_task import STOP, Values
 from robopolicy.config.sweeps import Sweep
 from robopolicy.config.verb import Verb
+from robopolicy.core.command_line import hydra_text
 from robopolicy.core.errors import RobopolicyError
 
 if TYPE_CHECKING:
@@ -148,7 +149,7 @@ class SweepJob:
         texts = [text for text in self.found.overrides(values) if not text.lstrip("+").startswith("run_dir=")]
         options = [word for folder in self.config_dirs for word in ("--config-dir", str(folder))]
         options += [word for module in self.modules for word in ("--allow", module)]
-        return ["robopolicy", self.verb.name, *texts, f"run_dir={run_dir}", *options]
+        return ["robopolicy", self.verb.name, *texts, f"run_dir={hydra_text(run_dir)}", *options]
 
 
 class _Stop:

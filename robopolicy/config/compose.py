@@ -24,6 +24,8 @@ from robopolicy.core.trees import flatten
 # Keys of datasets, policies and recordings that a verb reads, and their values that name no path.
 _READ = frozenset({"a", "b", "base", "checkpoint", "dataset", "memory", "model", "recording", "starts", "teacher"})
 _NO_PATHS = ("none", "zero_action")
+_DATASETS = re.compile(r"(loop\.rollouts|loop\.data|rollouts)\.")  # by names that the user chose
+_TEXTS = re.compile(r"(rename|.*\.(inputs|entities))\.")  # the same, of values that are no paths
 
 
 def compose(
@@ -53,7 +55,7 @@ def compose(
             _put(config, key.split("."), plain(value))
     if checked:
         target = described.describe_target(verb.target)
-        _, found = plan_call(target, config, "", (), f"`{verb.name}`", described.resolve)
+        _, found = plan_call(target, config, "", (), f"`{verb.name}`", described.resolve, converts=True)
         raise_all([_with_hint(problem, config, config_dirs) for problem in found], UsageError)
     return config
 
@@ -71,7 +73,7 @@ def check_paths(config: Mapping[str, Any]) -> None:
     found = [(key, text) for key, value in flatten(config).items() for text in
              (value if isinstance(value, list) else [value])]  # fmt: skip
     for key, text in found:
-        name = key.rpartition(".")[2]
+        name = "dataset" if _DATASETS.match(key) else "" if _TEXTS.match(key) else key.rpartition(".")[2]
         if name not in _READ or not isinstance(text, str) or not text or os.path.exists(text):
             continue
         path = Path(text)

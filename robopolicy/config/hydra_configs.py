@@ -11,6 +11,7 @@ from typing import Any, cast
 
 import robopolicy
 from robopolicy.config.overrides import read_overrides
+from robopolicy.core.command_line import hydra_text
 from robopolicy.core.errors import UsageError, closest
 
 _SEVERAL = "; one run takes one value. A list is written key=[a,b]; --multirun trains once for each."
@@ -93,7 +94,7 @@ def _uncached(verb: str, groups: tuple[str, ...], folders: tuple[str, ...]) -> t
     from omegaconf import OmegaConf
 
     GlobalHydra.instance().clear()
-    search = [f"hydra.searchpath=[{','.join(folders)}]"] if folders else []
+    search = [f"hydra.searchpath={hydra_text(folders)}"] if folders else []
     with initialize_config_dir(str(config_folder()), version_base="1.3"):
         config = compose(verb, [*search, *groups], return_hydra_config=True)
     OmegaConf.set_readonly(config, False)

@@ -61,6 +61,8 @@ def _instead(group: str, option: str, known: Collection[str]) -> str:
     """Say how an option that does not exist is given: the closest one, its new name, or the user's own."""
     if (now := RENAMED.get(f"{group}={option}")) is not None:
         return f"It is called {group}={now} now."
+    if option.startswith("{"):  # a mapping
+        return f"Set its keys one by one: {group}.<key>=<value>."
     own = f"Options of your own come with --config-dir <folder that holds {group}/{option}.yaml>"
     node = f" or a node, {group}={{'_target_': {option!r}, …}}" if option in registry.names(group) else ""
     return f"{closest(option, known)} {own}; in Python with config_dir={',' if node else ''}{node}."

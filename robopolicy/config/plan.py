@@ -6,7 +6,8 @@ import functools
 import inspect
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import Any, cast
 
 import pydantic
 
@@ -89,6 +90,7 @@ def plan_call(
     supplied: Iterable[str] | None,
     name: str = "",
     resolve: Resolve = registry.resolve,
+    converts: bool = False,
 ) -> tuple[Plan, list[str]]:
     """Check and convert the arguments of a target, and those of all nodes in them; list all that is wrong.
 
@@ -96,6 +98,7 @@ def plan_call(
         where, name: dotted key of the arguments and name of the target, for the messages.
         supplied: names that the caller passes at run time; None: unknown yet, so required ones may be missing.
         resolve: finds the target of a node: itself, or its description, which needs no imports.
+        converts: put numbers in place of what stands for them in `arguments` too: 10 for 1e1 and for "10".
     """
     whole, found = Plan(target, {}, name), list[str]()
     todo: list[tuple[Plan, Mapping[str, Any], str, Iterable[str] | None]] = [(whole, arguments, where, supplied)]
@@ -134,11 +137,15 @@ def plan_call(
                 try:
                     if isinstance(value, bool) and not parameter.takes_bool:
                         raise ValueError
-                    plan.arguments[key] = parameter.adapter.validate_python(value)
+                    plan.arguments[key] = converted = parameter.adapter.validate_python(value)
+                    if converts and isinstance(value, str | float) and type(converted) in (bool, int, float):
+                        cast(dict[str, Any], given)[key] = converted
                 except ValueError as error:  # pydantic's errors are such
                     shown = "null" if value is None else f"{value!r} ({type(value).__name__})"
                     expected = describe(parameter.annotation)
                     hint = _near(error, parameter.annotation)
+                    if _reads(parameter, str(value)) and isinstance(value, int | float):
+                        hint = f". As text: '{at}=\"{value}\"'"
                     if parameter.takes_node:
                         hint = f". Set its keys one by one: {at}.<key>=<value>"
                     found.append(f"{at}: expected {expected}, found {shown}{hint}")
@@ -146,6 +153,14 @@ def plan_call(
         found += [f"{join(here, key)}: needs a value ({describe(parameter.annotation)}), required by {taker}"
                   for key, parameter in plan.known.known.items() if key in missing]  # fmt: skip
     return whole, found
+
+
+def _reads(parameter: Parameter, text: str) -> bool:
+    """Return whether a parameter takes text."""
+    try:
+        return parameter.adapter is not None and isinstance(parameter.adapter.validate_python(text), str | Path)
+    except ValueError:
+        return False
 
 
 def _near(error: ValueError, annotation: Any) -> str:

@@ -37,6 +37,7 @@ NonNegative = Annotated[float, pydantic.Field(ge=0.0, allow_inf_nan=False, descr
 Fraction = Annotated[float, pydantic.Field(ge=0.0, le=1.0, description="float from 0 to 1")]
 Rate = Annotated[float, pydantic.Field(gt=0.0, le=1.0, description="float above 0 and up to 1")]
 Decay = Annotated[float, pydantic.Field(ge=0.0, lt=1.0, description="float from 0 to below 1")]
+Seed = Annotated[int, pydantic.Field(ge=-(2**63), lt=2**63, description="int of 64 bits")]
 Side = Annotated[int, pydantic.Field(ge=1, le=4096, description="int from 1 to 4096")]  # pixels of a picture
 
 

@@ -67,7 +67,7 @@ class Sweep:
 
     def jobs(self) -> list[Values]:
         """Return the values of all jobs, the last key's change fastest; a value given twice is one job."""
-        rows = itertools.product(*(dict.fromkeys(values) for values in self.values.values()))
+        rows = itertools.product(*self.values.values())
         return [dict(zip(self.values, row, strict=True)) for row in rows]
 
     def to_check(self) -> Iterator[Values]:
@@ -105,7 +105,7 @@ def read_sweep(overrides: Sequence[str], config_dirs: Sequence[Path] = (), *, ch
         key = _key(text)
         if [_key(other) for other in texts].count(key) > 1 or "@" in key:
             raise UsageError(f"{key}: is swept, so it is given once and without '@', e.g. {key}=a,b")
-        found.values[key] = tuple(_values(override, groups.get(key)))
+        found.values[key] = tuple(dict.fromkeys(_values(override, groups.get(key))))
         (found.ranges if override.is_discrete_sweep() else found.intervals)[key] = text.partition("=")[2]
         if not found.values[key]:
             raise UsageError(f"{text}: sweeps over nothing. {closest(text.partition('=')[2], groups.get(key, ()))}")

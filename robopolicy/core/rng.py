@@ -101,6 +101,10 @@ def episode_seeds(split: Split, run_seed: int, count: int, *, start: int = 0) ->
     """
     if split not in SPLITS:
         raise ConfigError(f"split must be one of {sorted(SPLITS)}, found {split!r}")
+    if not (isinstance(run_seed, int) and -(2**63) <= run_seed < 2**63):
+        raise ConfigError(f"seed: expected an int of 64 bits, found {run_seed!r}")
+    if count < 0:
+        raise ConfigError(f"episodes: expected 0 or more, found {count}")
     index = torch.arange(start, start + count, dtype=torch.int64)
     words = philox((index & _MASK, index >> 32, index * 0 + SPLITS[split], index * 0), _key(run_seed, index))
     low = (words[..., 0] | (words[..., 1] << 32)) & ((1 << SPLIT_BITS) - 1)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import json
+import logging
 import math
 import re
 import reprlib
@@ -19,6 +21,8 @@ from robopolicy.core.types import ENV_STATE, IMAGES, RENDERED, STATE, ActionSpec
 from robopolicy.core.untrusted import AXES, Strict, checked, parse_json
 
 SPEC_VERSION = 1
+_SHOWN = 8  # names in a warning
+_log = logging.getLogger(__name__)
 _COUNTED = ("main", "agent_pos", "environment_state")  # keys of Gymnasium envs whose elements have numbers, no names
 
 # version found → function that turns its dict into the next version's. Filled when SPEC_VERSION grows.
@@ -293,6 +297,20 @@ def check_fits(policy: PolicySpec, env: EnvSpec, *, ignore: Iterable[str] = ()) 
     if problems:
         hint = _naming_hint(needed.get(STATE), env.observation)
         raise SpecError("policy and environment do not fit:\n  - " + "\n  - ".join(problems) + hint)
+    for key, feature in needed.items():
+        there = env.observation[key]
+        if len(feature.shape) == 1 and feature.shape[0] > 1 and _named(feature) != _named(there):
+            _warn_of_order(key, env.id if _named(feature) else "the policy", feature.names or there.names or ())
+
+
+@functools.cache
+def _warn_of_order(key: str, who: str, names: tuple[str, ...]) -> None:
+    """Warn, once in a process, that the order of elements cannot be checked."""
+    more = ", …" if len(names) > _SHOWN else ""
+    _log.warning(
+        "%r: %s does not name its elements, so their order is taken on trust: %s%s", key, who,
+        ", ".join(names[:_SHOWN]), more,
+    )  # fmt: skip
 
 
 def _naming_hint(state: Feature | None, env: dict[str, Feature]) -> str:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 
-from robopolicy.core.errors import ConfigError, closest
+from robopolicy.core.errors import UsageError, closest
 from robopolicy.doctor.checks import CHECKS, Check
 from robopolicy.doctor.fixes import setup_fix
 from robopolicy.doctor.suites import check_suites, check_vulkan
@@ -64,7 +64,7 @@ def main(overrides: Sequence[str] = ()) -> int:
     for override in overrides:
         key, _, value = override.partition("=")
         if key != "json" or value.lower() not in ("true", "false"):
-            raise ConfigError(f"doctor: unknown override {override!r}. {closest(key, ['json=true', 'json=false'])}")
+            raise UsageError(f"doctor: unknown override {override!r}. {closest(key, ['json=true', 'json=false'])}")
         as_json = value.lower() == "true"
     checks = examine()
     if as_json:

@@ -127,6 +127,11 @@ def supported_conditions(task: dict[str, Any]) -> set[str]:
 
 def check_grid(task: dict[str, Any], spec: EnvSpec, grid: Grid) -> None:
     """Raise ConfigError where the grid varies a condition that the task does not support."""
+    if task.get("physics") == "warp" and any(value != 1.0 for value in (*grid.friction, *grid.mass)):
+        raise ConfigError(
+            "grid.friction, grid.mass: task.physics=warp has one model for all envs. Leave them out: grid.friction=[] "
+            "grid.mass=[]"
+        )
     if "randomization" in (own := supported_conditions(task)):
         return
     for what in [w for w in NOMINAL if w not in {*ANYWHERE, *own} and getattr(grid, w)]:
@@ -138,10 +143,17 @@ def check_grid(task: dict[str, Any], spec: EnvSpec, grid: Grid) -> None:
     check_anywhere(spec, latency=max(grid.latency, default=0), sensor_noise=max(grid.sensor_noise, default=0.0))
 
 
+def changes(task: dict[str, Any], what: str, value: float) -> bool:
+    """Return whether a condition at `value` is another than the task's own."""
+    own = (task.get("randomization") or {}).get(what, task.get(what, 0) if what in ANYWHERE else None)
+    alike: tuple[Any, ...] = (None, NOMINAL[what], [NOMINAL[what]] * 2, (NOMINAL[what],) * 2)
+    return value != NOMINAL[what] or own not in alike
+
+
 def perturbed(task: dict[str, Any], what: str, value: float, *, num_envs: int) -> VecEnv:
     """Build the task's env with one condition changed; equal episode seeds leave everything else equal."""
     how: dict[str, Any] = {"num_envs": num_envs, "seed": 0}
-    if value == NOMINAL[what]:
+    if not changes(task, what, value):
         return build(task, "task", **how)
     own: set[str] = supported_conditions(task)
     change: dict[str, Any] = {what: value}

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from robopolicy.core.errors import SpecError
 from robopolicy.core.protocols import lost_episodes
 from robopolicy.core.rng import keyed_normal
 from robopolicy.core.types import BASE_ACTION, Feature, Obs, Selective, Stateful, Step, VecEnv, close, newest
@@ -204,13 +205,24 @@ class ChunkQueue:
             noise = None
             if self.noise_shape:
                 noise = keyed_normal(seed[rows], self.clock[rows], self.noise_shape, stream=self.stream)
-            self.queue[rows] = self.plan(obs, rows, noise)[:, : self.n_action_steps].to(self.queue)
+            self.queue[rows] = self._executed(self.plan(obs, rows, noise)).to(self.queue)
             self.left[rows] = self.n_action_steps
         action = self.queue[self.rows, (self.n_action_steps - self.left).clamp_(max=self.n_action_steps - 1)]
         executed = 1 if mask is None else mask.to(torch.int64)
         self.left -= executed
         self.clock += executed
         return action
+
+    def _executed(self, chunk: Tensor) -> Tensor:
+        """Return the first Ta actions of a plan [R H Da]; torch would broadcast other shapes without a word."""
+        executed = chunk[:, : self.n_action_steps] if chunk.ndim == 3 else chunk
+        wanted = (len(self.planned), *self.queue.shape[1:])
+        if tuple(executed.shape) != wanted:
+            raise SpecError(
+                f"act: expected chunks [{wanted[0]} H {wanted[2]}] with H ≥ n_action_steps={wanted[1]}, found "
+                f"{list(chunk.shape)}"
+            )
+        return executed
 
     def state_dict(self) -> dict[str, Any]:
         return {"queue": self.queue.clone(), "left": self.left.clone(), "clock": self.clock.clone()}

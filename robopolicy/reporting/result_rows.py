@@ -23,7 +23,10 @@ from robopolicy.utils.atomic import write_atomically
 
 ROOT = Path("docs/results")
 ALL = "all"  # in `seeds`: the row pools every training seed
-_MACHINE_PATH = re.compile(r"(?<![\w.~$:/])/(?:home|root|work|tmp|Users|mnt|data|opt|var|usr|media)/|\b[A-Za-z]:\\")
+_NAMED_HOME = r"""(?<!HOME")(?<!HOME"')(?<!\}")(?<!\}"')"""  # not after "$HOME" or "${TMPDIR:-/tmp}", as in provenance
+_MACHINE_PATH = re.compile(
+    rf"(?<![\w.~$:/]){_NAMED_HOME}/(?:home|root|work|tmp|Users|mnt|data|opt|var|usr|media)/|\b[A-Za-z]:\\"
+)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,7 +8,6 @@ config.yaml  provenance.json  spec.json  metrics.jsonl  checkpoints/  episodes*.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import logging
 import os
 import shutil
@@ -24,6 +23,7 @@ from robopolicy.core.trees import flatten
 from robopolicy.core.untrusted import WANDB, check_links, checked, read_yaml
 from robopolicy.datasets.metadata import recorded
 from robopolicy.runs.config_changes import compared_keys, default_of, may_change, schedule_keys, shown, with_choices
+from robopolicy.runs.folder_lock import BusyError, claimed
 from robopolicy.runs.inputs import INPUTS, changed_inputs, same_input, write_inputs
 from robopolicy.utils.atomic import write_atomically
 from robopolicy.utils.provenance import write_provenance
@@ -90,12 +90,14 @@ def open_run(
 
     Raises:
         ConfigError: another process has the lock, the run began with another config (the differing keys are listed),
-            or no run wrote the config.
+            no run wrote the config, or the folder is a dataset.
     """
     try:
         run_dir.mkdir(parents=True, exist_ok=True)
     except (FileExistsError, NotADirectoryError):
         raise ConfigError(f"run_dir={run_dir}: is a file, or lies below one. Give a folder, new or of a run.") from None
+    if (run_dir / "meta" / "info.json").is_file():
+        raise ConfigError(f"run_dir={run_dir}: is a dataset. Give another folder: a run would write into it")
     check_links(run_dir, apart=WANDB, where=f"run_dir={run_dir}", error=ConfigError)
     with claimed(run_dir, "run_dir"):
         if begun(run_dir):
@@ -116,6 +118,8 @@ def removed_if_nothing_came(folder: Path) -> Iterator[None]:
     new = [path for path in (folder, *folder.parents) if not path.exists()]
     try:
         yield
+    except BusyError:  # it is the folder of who was faster
+        raise
     except BaseException:
         if new and all(path.name in _OF_A_START for path in folder.rglob("*") if not path.is_dir()):
             shutil.rmtree(folder, ignore_errors=True)
@@ -123,28 +127,6 @@ def removed_if_nothing_came(folder: Path) -> Iterator[None]:
                 for parent in new[1:]:
                     parent.rmdir()
         raise
-
-
-@contextlib.contextmanager
-def claimed(folder: Path, key: str) -> Iterator[None]:
-    """Lock `folder`, which `key` names on the command line, while the block lasts.
-
-    Raises:
-        ConfigError: another process has the lock, or the file system has no locks.
-    """
-    try:  # O_NOFOLLOW: a link could lead to any file of the user
-        handle = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
-    except OSError as error:
-        raise ConfigError(f"{key}={folder}: its .lock cannot be opened ({error}). Remove it.") from error
-    with os.fdopen(handle, "r") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise ConfigError(f"{key}={folder}: another process is at work in it. Wait for it, or stop it.") from None
-        except OSError as error:
-            why = f"this file system has no locks ({error}). Mount it with the option flock, or give another folder"
-            raise ConfigError(f"{key}={folder}: {why}.") from error
-        yield
 
 
 def _forget(run_dir: Path) -> None:

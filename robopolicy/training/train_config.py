@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from robopolicy.config.instantiate import value_of
-from robopolicy.config.schema import TARGET, Count, Device, Natural, Node, Positive
+from robopolicy.config.schema import TARGET, Count, Device, Natural, Node, Positive, Seed
 from robopolicy.core.errors import ConfigError
 
 _ANCHOR = 0.01  # weight of the KL to the base in imagination, where `algo.anchor` is not given
@@ -65,7 +65,7 @@ class TrainConfig:
     group_size: Count | None = None
     validation_episodes: Natural = 200
     keep_checkpoints: Count = 2
-    seed: int = 0
+    seed: Seed = 0
     device: Device = "cpu"
     threads: Count | None = None
     rank_timeout: Positive = 600.0

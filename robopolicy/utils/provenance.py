@@ -71,21 +71,33 @@ def _sources(folder: Path, root: Path) -> list[Path]:
 
 
 def command(arguments: list[str] | None = None) -> str:
-    """Return the command line as a user would type it again; paths become relative to the working or home directory."""
+    """Return the command line as a shell takes it again.
+
+    Paths become relative to the working directory, or to `$HOME` or `$TMPDIR`.
+    """
     given = list(sys.argv if arguments is None else arguments)
     program = Path(given[0]).name if given else "python"
     if program == "__main__.py":
         program = f"python -m {Path(given[0]).parent.name}"
     elif program.endswith(".py"):
-        program = f"python {_portable(given[0])}"
-    return " ".join([program, *(shlex.quote(_portable(a)) for a in given[1:])])
+        program = f"python {_quoted(given[0])}"
+    return " ".join([program, *map(_quoted, given[1:])])
 
 
-def _portable(text: str) -> str:
-    for path, name in ((os.getcwd(), "."), (str(Path.home()), "~"), (tempfile.gettempdir(), "$TMPDIR")):
-        if len(path) > 1:
-            text = re.sub(rf"(?<![\w.-]){re.escape(path)}(?=/|$)", name.replace("\\", r"\\"), text)
-    return text.removeprefix("./")
+def _quoted(word: str) -> str:
+    """Quote a word for the shell, with the names of the working, home and temporary directory in it.
+
+    A shell expands `$HOME` everywhere, but `~` at the beginning of a word alone.
+    """
+    if len(here := os.getcwd()) > 1:
+        word = re.sub(rf"(?<![\w.-]){re.escape(here)}(?=/|$)", ".", word)
+    word = word.removeprefix("./")
+    names = {tempfile.gettempdir(): '"${TMPDIR:-/tmp}"', str(Path.home()): '"$HOME"'}
+    longest_first = sorted((path for path in names if len(path) > 1), key=len, reverse=True)
+    paths = "|".join(map(re.escape, longest_first))
+    parts = re.split(rf"(?<![\w.-])({paths})(?![\w.-])", word)
+    quoted = (names.get(part) or (part and shlex.quote(part)) for part in parts)
+    return "".join(quoted) or shlex.quote(word)
 
 
 @functools.cache

@@ -35,6 +35,8 @@ class CheckedEnv:
             raise
         except Exception as error:
             hint = ""
+            if "Output array is the wrong shape" in str(error):
+                hint = "\nAn observation has another shape than the env's observation_space says."
             if "2**32" in str(error):
                 hint = ("\nEpisode seeds have up to 42 bits: draw from self.np_random after super().reset(seed=seed), "
                         "or reduce them by seed % 2**32.")  # fmt: skip

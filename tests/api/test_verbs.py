@@ -83,9 +83,18 @@ def test_other_seeds_are_other_episodes(folder: Path) -> None:
     assert sorted(Path("runs/base").glob("episodes*")) == before, "rows of other seeds are not taken for the usual"
 
 
+def test_an_empty_variant_is_one_too(folder: Path, tmp_path: Path) -> None:
+    variants = {"own": {}, "short": {"horizon": 9}}
+    rp.run("eval", checkpoint="runs/base", task="reach", episodes=2, videos=0, out=tmp_path, variants=variants)
+    assert {path.name for path in tmp_path.glob("episodes*.csv")} == {"episodes-own.csv", "episodes-short.csv"}
+
+
 @pytest.mark.parametrize(
     ("call", "key"),
     [
+        (lambda: rp.make_env("reach", seed=2**80), r"seed: expected an int of 64 bits"),
+        (lambda: rp.run("demos", task="reach", out="x", seed=2**64), r"^seed: expected int of 64 bits"),
+        (lambda: rp.run("replay", recording=7), r"""found 7 .int.. As text: 'recording="7"'"""),
         (lambda: rp.run("evall"), "unknown verb 'evall'"),
         (lambda: rp.evaluate("runs/base", epsiodes=3), r"^epsiodes: unknown key"),
         (lambda: rp.evaluate("runs/base", task="reech"), r"^task=reech: no such option"),

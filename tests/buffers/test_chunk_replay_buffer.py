@@ -189,3 +189,15 @@ def test_recorded_episodes_that_succeeded_are_marked():
     stored = episodes([4, 3, 2], [False, True, False])  # they succeed where they terminate
     replay = replay_of_episodes(make(), stored, obs=stored.obs)
     assert replay.store["success"][:9, 0].tolist() == [False] * 4 + [True] * 3 + [False] * 2
+
+
+@pytest.mark.parametrize("length", [3, 63, 64, 65, 150, 299])
+def test_episodes_of_any_length_are_marked_whole(length: int):
+    replay = make(rows=310)
+    for t in range(length + 5):
+        two_wide(replay, t, terminated=(t == length + 4, 0), truncated=(t == 4, 0))
+    assert replay.store["success"][:, 0].nonzero()[:, 0].tolist() == list(range(5, length + 5))
+    full = make(rows=10)
+    for t in range(25):  # longer than the ring: all that is held of it
+        two_wide(full, t, terminated=(t == 24, 0))
+    assert full.store["success"][:, 0].all() and not full.store["success"][:, 1].any()

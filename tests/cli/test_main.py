@@ -26,7 +26,7 @@ def test_mistakes_of_a_command_line_are_listed_together(capsys: pytest.CaptureFi
         "loop.stepss: unknown key; robopolicy.training.offline.offline does not take it. Did you mean 'steps'",
         "loop.batch_size: expected int ≥ 1 | null, found 0 (int)",
         "algo.lr: expected float > 0, found 'abc' (str)",
-        "seed: expected int, found 'abc' (str)",
+        "seed: expected int of 64 bits, found 'abc' (str)",
     ):
         assert sentence in said
 
@@ -41,6 +41,7 @@ def test_mistakes_of_a_command_line_are_listed_together(capsys: pytest.CaptureFi
             "Options of your own come with --config-dir <folder that holds task/pik.yaml>; in Python with config_dir=.",
         ),
         (["train", "polcy=flow", "run_dir=x"], "polcy: unknown key; `train` does not take it. Did you mean 'policy'?"),
+        (["doctor", "jsn=true"], "doctor: unknown override 'jsn=true'. Did you mean 'json=true'?"),
     ],
 )
 def test_typos_are_answered_with_the_closest_name(
@@ -48,6 +49,28 @@ def test_typos_are_answered_with_the_closest_name(
 ) -> None:
     assert main(arguments) == 2
     assert capsys.readouterr().err == f"error: {message}\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["train", "--config-dir"], "--config-dir: expected one argument"),
+        (["train", "--cfg=1"], "--cfg: ignored explicit argument '1'"),
+        (["doctor", "--cfg"], "--cfg: `doctor` has no configuration"),
+        (["doctor", "--config-dir", "x"], "--config-dir: `doctor` has no configuration"),
+    ],
+)
+def test_options_that_cannot_be_are_refused(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(arguments) == 2
+    assert capsys.readouterr().err.startswith(f"error: {message}")
+
+
+def test_a_page_is_not_written_over_a_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "config.yaml").touch()
+    assert main(["report", f"run_dir={tmp_path}", f"out={tmp_path}"]) == 1
+    assert capsys.readouterr().err.startswith(f"error: out={tmp_path}: is a folder; give a file")
 
 
 def test_a_failed_start_does_not_stand_in_the_way_of_the_corrected_one(

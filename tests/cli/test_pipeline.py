@@ -15,6 +15,7 @@ import torch
 from robopolicy.cli import pipeline_gate, pipeline_plan, pipeline_stages
 from robopolicy.cli.main import main
 from robopolicy.cli.pipeline_gate import PipelineGate
+from robopolicy.cli.pipeline_names import split_keys
 from robopolicy.cli.run_verb import call
 from robopolicy.config import registry
 from robopolicy.config.verb import Verb
@@ -416,6 +417,12 @@ def test_a_refined_policy_that_is_shown_to_be_worse_is_not_built_on(
     flow = pipeline_stages.Flow(tmp_path, task, None, {}, common={"device": "cpu"})
     flow.policies["base"], flow.accepted = finished / "imitate", "base"
     assert flow._is_worse(finished / "online", 10) == worse
+
+
+def test_keys_of_a_stage_know_the_groups_inside_others() -> None:
+    keys = {"network": {"width": 64}, "policy": "flow", "loop": {"steps": 3}}
+    assert split_keys(keys) == (["policy=flow"], {"policy.network.width": 64, "loop.steps": 3})
+    assert split_keys({"network": "unet1d"}) == (["network=unet1d"], {})
 
 
 def test_offline_needs_episodes(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -29,6 +29,7 @@ QUIET = ("task=reach", "tracker=quiet", "seed=0", "threads=1")
         ["task=pick", "task.horizon=33", "task.objects=false"],
         ["task=gymnasium", "task.name=Toy-v0", "task.package=my_toy"],
         ["task=gymnasium", "task.name='1'", "task.package=my_toy", "task.text='it\\'s a, b: {c} (d) = e'"],
+        ["task=gymnasium", 'task.name="1e3"', "task.package=my_toy", 'task.text="é"'],
     ],
 )
 def test_a_task_is_written_as_it_was_chosen(words: list[str]) -> None:

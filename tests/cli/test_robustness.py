@@ -16,7 +16,7 @@ from robopolicy.cli.main import invoke
 from robopolicy.core.errors import ConfigError
 from robopolicy.core.rng import episode_seeds, keyed_normal
 from robopolicy.core.types import STATE
-from robopolicy.envs.perturbations import _STREAM, UNITS, Grid, Perturbed, check_grid, perturbed
+from robopolicy.envs.perturbations import _STREAM, UNITS, Grid, Perturbed, changes, check_grid, perturbed
 from robopolicy.evaluation.compare import compare
 from robopolicy.evaluation.episode_table import EpisodeTable
 from robopolicy.evaluation.rollout import evaluate
@@ -107,6 +107,24 @@ def test_native_tasks_change_their_own_physics_and_nothing_else() -> None:
     assert len(digests) == 4 and perturbed(PICK, "friction", 1.0, num_envs=2).spec.digest == plain.spec.digest
     kept = perturbed({**PICK, "randomization": {"mass": [0.5, 2.0]}}, "friction", 2.0, num_envs=1)
     assert kept.randomization.mass == (0.5, 2.0) and kept.randomization.friction == (2.0, 2.0)  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("what", "own"), [("latency", [2, 2]), ("friction", [0.5, 0.5]), ("mass", [2.0, 2.0]), ("sensor_noise", 0.01)]
+)
+def test_the_nominal_value_is_that_of_no_variation(what: str, own: Any) -> None:
+    task = {**PICK, "randomization": {what: own}}
+    nominal: float = 1.0 if what in ("friction", "mass") else 0
+    assert perturbed(task, what, nominal, num_envs=1).spec.digest == sim.make("pick", 1).spec.digest
+    assert changes(task, what, nominal) and not changes(PICK, what, nominal)
+    assert not changes({**PICK, "randomization": {"latency": [0, 0]}}, "latency", 0)
+
+
+def test_what_warp_cannot_change_is_said_before_the_first_evaluation() -> None:
+    warp, spec = {**PICK, "physics": "warp"}, sim.make("pick", 1).spec
+    with pytest.raises(ConfigError, match=r"grid.friction, grid.mass: task.physics=warp"):
+        check_grid(warp, spec, Grid())
+    check_grid(warp, spec, Grid(friction=(), mass=(1.0,)))
 
 
 def test_a_condition_that_a_task_is_made_with_is_a_multiple_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:

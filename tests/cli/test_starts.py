@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 
 import pytest
@@ -10,8 +11,9 @@ from robopolicy.cli.main import main
 from robopolicy.cli.verbs import VERBS
 from robopolicy.config import described
 from robopolicy.config.compose import check_paths
-from robopolicy.core.errors import CheckpointError, DataError
-from robopolicy.runs.run_dir import removed_if_nothing_came
+from robopolicy.core.errors import CheckpointError, ConfigError, DataError
+from robopolicy.runs.folder_lock import BusyError
+from robopolicy.runs.run_dir import open_run, removed_if_nothing_came
 
 
 @pytest.mark.parametrize(
@@ -25,6 +27,9 @@ from robopolicy.runs.run_dir import removed_if_nothing_came
         ({"a": [".", "no/run"], "b": [".", "."]}, CheckpointError, "a"),
         ({"base": "no/run"}, CheckpointError, "base"),
         ({"world": {"model": "no/run"}}, CheckpointError, "world.model"),
+        ({"loop": {"rollouts": {"base": "no/data"}}}, DataError, "loop.rollouts.base"),
+        ({"loop": {"data": {"more": "no/data"}}}, DataError, "loop.data.more"),
+        ({"rollouts": {"b": "no/data"}}, DataError, "rollouts.b"),
     ],
 )
 def test_a_path_that_does_not_exist_is_named(config: dict[str, object], error: type[Exception], key: str) -> None:
@@ -35,6 +40,7 @@ def test_a_path_that_does_not_exist_is_named(config: dict[str, object], error: t
 def test_names_that_are_no_paths_are_not_looked_for(tmp_path: Path) -> None:
     check_paths({"base": "zero_action", "memory": "none", "checkpoint": "hub:lerobot/act", "dataset": str(tmp_path)})
     check_paths({"checkpoint": "runs/@", "suite": {"name": "metaworld_mt10"}})
+    check_paths({"rename": {"a": "observation.state"}, "policy": {"entities": {"base": ["x", "y"]}}, "rollouts": 300})
     (tmp_path / "checkpoints").mkdir()
     check_paths({"run_dir": str(tmp_path), "base": "gone"})  # its copy lies in the checkpoint
 
@@ -77,6 +83,27 @@ def test_no_report_is_written_into_a_recording(tmp_path: Path, capsys: pytest.Ca
     assert main(["report", f"run_dir={tmp_path}"]) == 1
     assert f"robopolicy replay recording={tmp_path}" in capsys.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == ["episode_000000.mcap"]
+
+
+def test_who_comes_second_leaves_the_folder_to_who_is_at_work(tmp_path: Path) -> None:
+    run, config = tmp_path / "run", {"seed": 0}
+
+    def second(first: contextlib.ExitStack) -> None:
+        with removed_if_nothing_came(run):  # both found no folder
+            first.enter_context(open_run(run, config))
+            first.enter_context(open_run(run, config))
+
+    with contextlib.ExitStack() as first, pytest.raises(BusyError, match="another process is at work"):
+        second(first)
+    assert (run / "config.yaml").is_file()
+
+
+def test_no_training_goes_into_a_dataset(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "meta").mkdir()
+    (tmp_path / "meta" / "info.json").write_text("{}")
+    with pytest.raises(ConfigError, match=r"run_dir=.*: is a dataset. Give another folder"), open_run(tmp_path, {}):
+        pass
+    assert [path.name for path in tmp_path.iterdir()] == ["meta"]
 
 
 def test_results_and_folders_of_before_stay(tmp_path: Path) -> None:

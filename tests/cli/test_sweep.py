@@ -79,6 +79,8 @@ def test_each_job_is_a_run_with_a_config_group_and_command_of_its_own(trainings:
     assert trainings.commands[-1] == ["robopolicy", "train", "task=reach", "policy=gaussian", "algo.lr=0.2", "seed=1",
                                       f"run_dir=sweep/{ALL[3]}"]  # fmt: skip
     assert trainings.runs == ALL and sys.argv is before
+    assert main([*COMMAND, 'run_dir="sw (1), x"']) == 0
+    assert trainings.commands[-1][-1] == f'run_dir="sw (1), x/{ALL[3]}"'
 
 
 def test_a_group_of_the_users_own_stays(trainings: Trainings) -> None:

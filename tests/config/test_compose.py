@@ -136,13 +136,17 @@ def test_settings_are_python_values(tmp_path: Path) -> None:
         (["policy.n_denoising_steps=8"], r"Did you mean 'denoising_steps'"),
         (["algo.lr=abc"], r"^algo\.lr: expected float > 0, found 'abc' \(str\)"),
         (["loop.steps=1.5"], r"^loop\.steps: expected int ≥ 1, found 1\.5"),
-        (["seed=true"], r"^seed: expected int, found True"),
+        (["seed=true"], r"^seed: expected int of 64 bits, found True"),
         (["loop=20"], r"^loop: expected config node, found 20 \(int\)\. Set its keys one by one: loop\.<key>=<value>$"),
         (["loop=[1]"], r"^config: loop=\[1\]: Cannot merge DictConfig with ListConfig"),
         (["loop=null"], r"^loop: expected config node, found null"),
         (["tracker=[1]"], r"^tracker"),
         (["policy.prediction=eps"], r"^policy\.prediction: expected 'epsilon' \| 'sample' \| 'v_prediction'"),
         (["policy.prediction=epsilom"], r"^policy\.prediction: expected .*Did you mean 'epsilon'\?$"),
+        (
+            ["policy={steps: 2}"],
+            r"^policy=\{steps: 2\}: no such option .*\. Set its keys one by one: policy\.<key>=<value>\.$",
+        ),
         (["network.widht=3"], r"^policy\.network\.widht: unknown key.*'width'"),
         (["task=pick", "task.horizn=3"], r"^task\.horizn: unknown key.*'horizon'"),
         (["task.horizon=3"], r"^task: must be chosen: task=<one of drawer"),
@@ -219,6 +223,10 @@ def test_groups_of_the_users_own(tmp_path: Path) -> None:
     (tmp_path / "task").mkdir()
     (tmp_path / "task" / "mine.yaml").write_text("# My task.\n_target_: native\ntask: pick\nhorizon: 33\n")
     assert train("task=mine", config_dirs=[tmp_path])["task"]["horizon"] == 33
+    (strange := tmp_path / "c (1), x=y 'é'").mkdir()
+    (tmp_path / "task").rename(strange / "task")
+    assert train("task=mine", config_dirs=[strange])["task"]["horizon"] == 33
+    (strange / "task").rename(tmp_path / "task")
     assert group_options([tmp_path])["task"]["mine"] == "My task."
     with pytest.raises(UsageError, match="no such folder"):
         train(config_dirs=[tmp_path / "nothing"])
@@ -443,7 +451,7 @@ def test_a_file_system_without_locks_is_named(tmp_path: Path, monkeypatch: pytes
     def no_locks(*_: Any) -> None:
         raise OSError(errno.ENOSYS, "Function not implemented")
 
-    monkeypatch.setattr("robopolicy.runs.run_dir.fcntl.flock", no_locks)
+    monkeypatch.setattr("robopolicy.runs.folder_lock.fcntl.flock", no_locks)
     with (
         pytest.raises(ConfigError, match=r"run_dir=.*no locks .*Mount it with the option flock"),
         open_run(tmp_path, {}),

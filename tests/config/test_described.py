@@ -94,3 +94,12 @@ def test_a_config_is_checked_without_torch_or_a_simulator() -> None:
         done = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=False)
         assert done.returncode == (0 if "--help" in arguments else 2), done.stderr
         assert done.stdout.splitlines()[-1] == "[]"
+
+
+def test_numbers_are_put_in_place_of_what_stands_for_them() -> None:
+    config = {"task": {"_target_": "native", "task": "pick", "horizon": "90"}, "run_dir": "x", "seed": 1e1,
+              "loop": {"_target_": "offline", "steps": "3"}, "tracker": {"_target_": "tracker"}}  # fmt: skip
+    target = described.describe_target(find_verb("train").target)
+    assert plan_call(target, config, "", (), "", described.resolve, converts=True)[1] == []
+    found = [config["seed"], config["loop"]["steps"], config["task"]["horizon"], config["run_dir"]]
+    assert found == [10, 3, 90, "x"] and [type(value) for value in found] == [int, int, int, str]

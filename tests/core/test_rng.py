@@ -8,7 +8,8 @@ from contextlib import contextmanager
 import pytest
 import torch
 
-from robopolicy.core.rng import kept_generators, keyed_uniform, philox
+from robopolicy.core.errors import ConfigError
+from robopolicy.core.rng import episode_seeds, kept_generators, keyed_uniform, philox
 
 LARGEST = ((39_075, 3), (2_871_038, 2))  # (seed, which number): the upper 24 bits of the word are all set
 
@@ -56,3 +57,10 @@ def test_generators_of_other_gpus_are_not_touched(monkeypatch: pytest.MonkeyPatc
     with kept_generators(module, torch.device("cpu")), kept_generators(module, torch.device("cuda", 1)):
         pass
     assert asked == [[], [torch.device("cuda", 1)]]
+
+
+@pytest.mark.parametrize(("seed", "count"), [(2**63, 1), (-(2**63) - 1, 1), ("a", 1), (0, -1)])
+def test_seeds_and_counts_that_cannot_be_are_named(seed: int, count: int) -> None:
+    with pytest.raises(ConfigError, match=r"seed: expected an int of 64 bits|episodes: expected 0 or more"):
+        episode_seeds("test", seed, count)
+    assert len(episode_seeds("test", 2**63 - 1, 2)) == 2 and not len(episode_seeds("test", 0, 0))

@@ -6,6 +6,8 @@ from dataclasses import replace
 
 import pytest
 
+from robopolicy import sim
+from robopolicy.core import specs
 from robopolicy.core.errors import SpecError
 from robopolicy.core.specs import PolicySpec, changes, check_features, check_fits, state_columns
 from robopolicy.core.types import STATE, Feature
@@ -108,3 +110,16 @@ def test_counted_elements_say_nothing_and_names_do() -> None:
     assert "hand_x≠hand_y, hand_y≠hand_x" in check_features(now, other, **said)[0]
     partly = {STATE: Feature((2,), names=("main_0", "x"))}
     assert "main_0≠hand_x" in check_features(partly, now, **said)[0]
+
+
+@pytest.mark.parametrize(("own", "there", "who"), [(None, ("x", "y"), "the policy"), (("x", "y"), None, "reach")])
+def test_an_order_that_cannot_be_checked_is_said_once(own, there, who, caplog: pytest.LogCaptureFixture) -> None:
+    specs._warn_of_order.cache_clear()
+    env = sim.make("reach", 1).spec
+    env = replace(env, observation={STATE: Feature((2,), names=there)})
+    policy = PolicySpec({STATE: Feature((2,), names=own)}, env.action, env.dt, 1, 1, 1, env.tasks)
+    for _ in range(2):
+        check_fits(policy, env)
+    assert caplog.text.count(f"'observation.state': {who} does not name its elements") == 1
+    check_fits(replace(policy, observation=env.observation), env)
+    assert len(caplog.records) == 1

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 from robopolicy import doctor
-from robopolicy.core.errors import ConfigError
+from robopolicy.core.errors import UsageError
 from robopolicy.doctor import checks as machine
 from robopolicy.doctor import probes
 from robopolicy.doctor.checks import Check
@@ -330,7 +330,7 @@ def test_works_without_rich(monkeypatch: pytest.MonkeyPatch, capsys) -> None:
 
 
 def test_unknown_override() -> None:
-    with pytest.raises(ConfigError, match="json=true"):
+    with pytest.raises(UsageError, match="json=true"):
         doctor.main(["jsn=true"])
 
 

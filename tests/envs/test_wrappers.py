@@ -7,7 +7,7 @@ from robopolicy.core.errors import SpecError
 from robopolicy.core.rng import episode_seeds
 from robopolicy.core.types import BASE_ACTION, STATE
 from robopolicy.envs.wrap_for import wrap_for
-from robopolicy.envs.wrappers import BaseActionEnv, ChunkExecutor, HistoryEnv
+from robopolicy.envs.wrappers import BaseActionEnv, ChunkExecutor, ChunkQueue, HistoryEnv
 from robopolicy.policies.diffusion import DiffusionPolicy
 from tests import toy
 from tests.fakes import PointEnv, PointPolicy
@@ -119,3 +119,13 @@ def test_resume_is_exact():
         a, b = env.step(obs[BASE_ACTION]), other.step(obs[BASE_ACTION])
         assert all(torch.equal(a.obs[k], b.obs[k]) and torch.equal(a.next_obs[k], b.next_obs[k]) for k in a.obs)
         obs = a.obs
+
+
+@pytest.mark.parametrize("shape", [(4, 2), (4, 1, 2), (4, 4, 1), (1, 4, 2), (2,)])
+def test_chunks_of_another_shape_are_refused_by_name(shape):
+    """torch would broadcast them: every env would play another's actions."""
+    queue = ChunkQueue(lambda obs, rows, noise: torch.zeros(shape), 4, action_dim=2, n_action_steps=4)
+    with pytest.raises(SpecError, match=r"act: expected chunks \[4 H 2\] with H ≥ n_action_steps=4, found \["):
+        queue.next_action({}, torch.arange(4))
+    longer = ChunkQueue(lambda obs, rows, noise: torch.zeros(4, 9, 2), 4, action_dim=2, n_action_steps=4)
+    assert longer.next_action({}, torch.arange(4)).shape == (4, 2)

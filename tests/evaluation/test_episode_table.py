@@ -90,6 +90,20 @@ def test_provenance_names_no_machine(tmp_path, monkeypatch):
     assert found["versions"]["torch"] == torch.__version__.split("+")[0] or found["versions"]["torch"]
 
 
+def test_a_shell_reads_back_the_words_of_a_command(tmp_path, monkeypatch):
+    home, temporary = tmp_path / "ho me", tmp_path / "tmp"
+    temporary.mkdir()
+    monkeypatch.setenv("HOME", str(home))
+    monkeypatch.setenv("TMPDIR", str(temporary))
+    monkeypatch.setattr("tempfile.tempdir", None)
+    given = [f"dataset={home}/data/q7", f'base="{home}/it\'s (1), x"', f"run_dir={temporary}/a b", f"[{home},{home}-2]",
+             str(home), f"--out={temporary}", "$HOME/x", "~/x", "name=", ""]  # fmt: skip
+    said = command(["robopolicy", *given])
+    assert str(home) not in said.replace(f"{home}-2", "") and 'dataset="$HOME"/data/q7 ' in said
+    read = subprocess.run(["bash", "-c", f"printf '%s\\0' {said}"], check=True, capture_output=True, text=True).stdout
+    assert read.split("\0")[:-1] == ["robopolicy", *given]
+
+
 def test_what_was_recorded_does_not_make_the_code_another(tmp_path, monkeypatch):
     """Results in docs/ do not count as changes; code does."""
 

@@ -62,12 +62,14 @@ def test_pooled_counts_episodes():
         ({"command": " "}, "command: must not be empty"),
         ({"command": "python /home/me/robopolicy/scripts/a.py"}, "a path of one machine"),
         ({"notes": r"see C:\runs"}, "a path of one machine"),
+        ({"command": 'python a.py "/home/me/x"'}, "a path of one machine"),
     ],
 )
 def test_bad_rows_are_refused(change, message):
     good = {"id": "pick", "setting": "base", "metric": "success_rate", "value": 0.5, "low": 0.4, "high": 0.6,
             "episodes": 100, "seeds": 0, **WHERE}  # fmt: skip
     Evidence(**good)
+    Evidence(**good | {"command": """python a.py "$HOME"/data/x "$HOME"'/data/x y' "${TMPDIR:-/tmp}"/data/x"""})
     with pytest.raises(DataError, match=message):
         Evidence(**good | change)
 

@@ -44,8 +44,9 @@ from robopolicy.reporting.html_report import write_report
 from robopolicy.reporting.imagination import imagination
 from robopolicy.reporting.run_reader import read_run
 from robopolicy.runs.checkpointer import load_policy, save_policy
+from robopolicy.runs.folder_lock import claimed
 from robopolicy.runs.logger import Tracker
-from robopolicy.runs.run_dir import claimed, open_run, read_config
+from robopolicy.runs.run_dir import open_run, read_config
 from robopolicy.utils.storage import LEVELS, checkpoints_in, read_tensors, write_manifest, write_tensors
 from robopolicy.world_models.models.world import read_spec as read_env_spec
 from scripts import hostile_inputs

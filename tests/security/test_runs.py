@@ -307,7 +307,7 @@ def test_robustness_refuses_a_runs_damaged_task(run: Path, monkeypatch: pytest.M
     def fail(*_: Any, **__: Any) -> None:
         raise MemoryError
 
-    monkeypatch.setattr("robopolicy.envs.perturbations.build", fail)
+    monkeypatch.setattr("robopolicy.cli.robustness.build", fail)
     with pytest.raises(ConfigError, match="task"):
         robustness(checkpoint=run / "saved", episodes=1)
     with pytest.raises(MemoryError):  # a user's own task: the traceback helps
