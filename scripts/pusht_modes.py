@@ -24,8 +24,8 @@ import torch
 from robopolicy import sim
 from robopolicy.core.rng import episode_seeds
 from robopolicy.core.types import STATE, VecEnv
+from robopolicy.envs.chunk_executor import ChunkExecutor
 from robopolicy.envs.wrap_for import wrap_for
-from robopolicy.envs.wrappers import ChunkExecutor
 from robopolicy.evaluation.statistics import bootstrap
 from robopolicy.policies.base import Policy
 from robopolicy.reporting.result_rows import Evidence, measured, write

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from robopolicy.core.errors import RobopolicyError
 from robopolicy.core.types import BASE_ACTION, Obs
-from robopolicy.envs.wrappers import ChunkExecutor
+from robopolicy.envs.chunk_executor import ChunkExecutor
 from robopolicy.policies.base import Policy, with_bases
 from robopolicy.real.control.chunk_buffer import Ahead
 

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from robopolicy.core.types import Obs, VecEnv, check_finite, newest
-from robopolicy.envs.wrappers import ChunkQueue, request_images
+from robopolicy.envs.chunk_executor import ChunkQueue
+from robopolicy.envs.wrappers import request_images
 from robopolicy.policies.base import Policy
 
 Record = dict[str, Tensor]

@@ -10,7 +10,7 @@ from torch import Tensor
 from robopolicy.core.types import BASE_ACTION, TASK, Obs
 from robopolicy.datasets.compatibility import number_tasks
 from robopolicy.datasets.episodes import Episodes
-from robopolicy.envs.wrappers import ChunkExecutor
+from robopolicy.envs.chunk_executor import ChunkExecutor
 from robopolicy.policies.base import Policy, use_tasks, with_bases
 
 CHUNK = 512  # frames that are encoded at a time

@@ -16,7 +16,7 @@ from robopolicy.config.schema import Count, Fraction
 from robopolicy.core.rng import keyed_normal, keyed_uniform
 from robopolicy.core.specs import PolicySpec, meant
 from robopolicy.core.types import BASE_ACTION, EnvSpec, Obs, VecEnv
-from robopolicy.envs.wrappers import ChunkExecutor
+from robopolicy.envs.chunk_executor import ChunkExecutor
 from robopolicy.policies.base import with_bases
 from robopolicy.policies.finetuning import resampled
 from robopolicy.runs.checkpointer import load_policy

@@ -17,8 +17,9 @@ from torch import Tensor
 
 from robopolicy.core.errors import SpecError, WorkerError
 from robopolicy.core.types import TASK, Obs, Step, VecEnv
+from robopolicy.envs.chunk_executor import ChunkExecutor
 from robopolicy.envs.wrap_for import wrap_for
-from robopolicy.envs.wrappers import ChunkExecutor, request_images
+from robopolicy.envs.wrappers import request_images
 from robopolicy.evaluation.code_version import code_version
 from robopolicy.evaluation.episode_table import COLUMNS, EpisodeTable
 from robopolicy.policies.base import Policy

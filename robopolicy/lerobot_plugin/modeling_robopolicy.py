@@ -13,7 +13,7 @@ from robopolicy.core.errors import CheckpointError, SpecError, closest
 from robopolicy.core.specs import check_features
 from robopolicy.core.types import BASE_ACTION, TASK, Feature, Obs
 from robopolicy.core.untrusted import read_json
-from robopolicy.envs.wrappers import ChunkExecutor
+from robopolicy.envs.chunk_executor import ChunkExecutor
 from robopolicy.lerobot_plugin.configuration_robopolicy import RobopolicyConfig
 from robopolicy.policies.base import Policy, with_bases
 from robopolicy.policies.io import load_policy

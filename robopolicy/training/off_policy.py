@@ -17,7 +17,8 @@ from robopolicy.core.errors import ConfigError
 from robopolicy.core.protocols import Checkpoints, LogsMetrics, OffPolicy, lost_episodes
 from robopolicy.core.types import Metrics, Obs, Step, VecEnv
 from robopolicy.datasets.episodes import Episodes
-from robopolicy.envs.wrappers import ChunkQueue, request_images
+from robopolicy.envs.chunk_executor import ChunkQueue
+from robopolicy.envs.wrappers import request_images
 from robopolicy.runs.log_window import interval
 from robopolicy.training.contract import check_algorithm
 from robopolicy.training.loop_state import Evaluate, due, evaluate_and_save, next_due, solved

@@ -17,8 +17,8 @@ from robopolicy.core.errors import SpecError
 from robopolicy.core.specs import PolicySpec
 from robopolicy.core.types import BASE_ACTION, IMAGES, STATE
 from robopolicy.datasets.episodes import Episodes
+from robopolicy.envs.chunk_executor import ChunkExecutor
 from robopolicy.envs.wrap_for import wrap_for
-from robopolicy.envs.wrappers import ChunkExecutor
 from robopolicy.networks.critics import CriticEnsemble
 from robopolicy.networks.mlp import ResidualMLP
 from robopolicy.policies.diffusion import DiffusionPolicy

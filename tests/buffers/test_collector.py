@@ -9,7 +9,8 @@ from torch import Tensor
 
 from robopolicy.buffers.collector import Rollout, RolloutCollector
 from robopolicy.core.types import STATE
-from robopolicy.envs.wrappers import ChunkExecutor, HistoryEnv
+from robopolicy.envs.chunk_executor import ChunkExecutor
+from robopolicy.envs.wrappers import HistoryEnv
 from tests.fakes import PointEnv, PointPolicy
 
 TA = 3

@@ -6,8 +6,9 @@ import torch
 from robopolicy.core.errors import SpecError
 from robopolicy.core.rng import episode_seeds
 from robopolicy.core.types import BASE_ACTION, STATE
+from robopolicy.envs.chunk_executor import ChunkExecutor, ChunkQueue
 from robopolicy.envs.wrap_for import wrap_for
-from robopolicy.envs.wrappers import BaseActionEnv, ChunkExecutor, ChunkQueue, HistoryEnv
+from robopolicy.envs.wrappers import BaseActionEnv, HistoryEnv
 from robopolicy.policies.diffusion import DiffusionPolicy
 from tests import toy
 from tests.fakes import PointEnv, PointPolicy

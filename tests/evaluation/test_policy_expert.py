@@ -13,8 +13,8 @@ from robopolicy.core.rng import episode_seeds
 from robopolicy.core.types import BASE_ACTION, Feature, Obs
 from robopolicy.datasets.demonstrations import record_demos
 from robopolicy.datasets.lerobot_reader import load_episodes
+from robopolicy.envs.chunk_executor import ChunkExecutor
 from robopolicy.envs.wrap_for import wrap_for
-from robopolicy.envs.wrappers import ChunkExecutor
 from robopolicy.evaluation import policy_expert
 from robopolicy.evaluation.policy_expert import PolicyExpert
 from tests.fakes import PointEnv, PointPolicy

@@ -8,8 +8,8 @@ import torch
 from robopolicy.core.errors import SpecError, WorkerError
 from robopolicy.core.rng import episode_seeds
 from robopolicy.core.types import STATE, TASK
+from robopolicy.envs.chunk_executor import ChunkExecutor
 from robopolicy.envs.wrap_for import wrap_for
-from robopolicy.envs.wrappers import ChunkExecutor
 from robopolicy.evaluation.rollout import evaluate
 from tests.evaluation.points import (
     DeafPoint,

@@ -16,8 +16,8 @@ from robopolicy import sim
 from robopolicy.core.errors import CheckpointError, ConfigError, SpecError
 from robopolicy.core.types import STATE, TASK, Feature
 from robopolicy.datasets.demonstrations import record_demos
+from robopolicy.envs.chunk_executor import ChunkExecutor
 from robopolicy.envs.wrap_for import wrap_for
-from robopolicy.envs.wrappers import ChunkExecutor
 from robopolicy.evaluation.rollout import evaluate
 from robopolicy.policies.factory import build_policy
 from robopolicy.policies.lerobot.export import export

@@ -16,7 +16,7 @@ from torch import Tensor
 from robopolicy.core.errors import CheckpointError, ConfigError, SpecError
 from robopolicy.core.types import ENV_STATE, STATE, Obs
 from robopolicy.datasets.lerobot_writer import DatasetWriter
-from robopolicy.envs.wrappers import ChunkExecutor
+from robopolicy.envs.chunk_executor import ChunkExecutor
 from robopolicy.evaluation.policy_ref import PolicyRef
 from robopolicy.policies.factory import build_policy
 from robopolicy.policies.find import read_spec
