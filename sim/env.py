@@ -37,7 +37,7 @@ class SimEnv(Simulation):
         self._requested = None
         self._reset_rows(np.arange(self.num_envs))
         self._last = self._observe(None)
-        return dict(self._last)
+        return self.observe()
 
     def step(self, action: Tensor) -> Step:
         check_action(action, self.spec, self.num_envs)
@@ -79,7 +79,7 @@ class SimEnv(Simulation):
                 obs[key][index] = value
         elif self._queue.shared:
             self._queue.next(0)
-        self._last = {**obs, STATE: obs[STATE].clone()}  # callers may change what they are given
+        self._last = {**obs, STATE: obs[STATE].clone()}  # callers may change the state that they are given
         return Step(
             obs=dict(obs) if obs is not next_obs else next_obs,
             next_obs=next_obs,
@@ -112,7 +112,7 @@ class SimEnv(Simulation):
     # -- Stateful, Renderable ---------------------------------------------------------------------------------------
     def observe(self) -> Obs:
         """Return the current observation, e.g. after `load_state_dict`; `request_images` may have left pictures out."""
-        return dict(self._last)
+        return {**self._last, STATE: self._last[STATE].clone()}
 
     def sense(self, qpos: Array, qvel: Array, *, pictures: bool = True) -> tuple[Obs, NDArray[np.bool_]]:
         """Observation and success [N] with the physics in `qpos` [N nq], `qvel` [N nv] of another simulation.

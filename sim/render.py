@@ -7,6 +7,7 @@ import copy
 import functools
 import importlib
 import os
+import threading
 import weakref
 from typing import Any, Literal, NamedTuple
 
@@ -123,7 +124,9 @@ class Canvas:
             self._open()
         try:
             self._gl.make_current()
-        except Exception as error:  # e.g. OpenGL's own, of another thread's context
+        except Exception as error:  # OpenGL's own
+            if self._thread == threading.get_ident():
+                raise
             raise ConfigError(
                 f"pictures: this env drew in another thread before, and GL refuses this one ({type(error).__name__}). "
                 "Draw in that thread, or make an env in each"
@@ -140,6 +143,7 @@ class Canvas:
         if self._quality == "fast":
             model.vis.quality.offsamples = 0
             model.vis.quality.shadowsize = 0
+        self._thread = threading.get_ident()
         self._gl = open_gl(model.vis.global_.offwidth, model.vis.global_.offheight)
         # GL must go before mujoco's own exit handler ends the display (atexit runs last in, first out).
         me = weakref.ref(self)

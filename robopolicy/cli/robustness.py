@@ -70,6 +70,8 @@ def robustness(
         first: VecEnv = build(node, "task", num_envs=count, seed=0)
     check_grid(node, first.spec, grid)
     policies = [load_policy(p, device=device, env=first.spec) for p in (base, checkpoint) if p is not None]
+    if all(changes(node, what, value) for what, value in grid.points()):
+        close(first)
     points = []
     for what, value in grid.points():
         nominal = not changes(node, what, value)

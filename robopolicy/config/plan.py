@@ -144,7 +144,7 @@ def plan_call(
                     shown = "null" if value is None else f"{value!r} ({type(value).__name__})"
                     expected = describe(parameter.annotation)
                     hint = _near(error, parameter.annotation)
-                    if _reads(parameter, str(value)) and isinstance(value, int | float):
+                    if type(value) is int and _reads(parameter, str(value)):
                         hint = f". As text: '{at}=\"{value}\"'"
                     if parameter.takes_node:
                         hint = f". Set its keys one by one: {at}.<key>=<value>"

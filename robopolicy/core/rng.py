@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import math
+import operator
 import secrets
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -101,8 +102,12 @@ def episode_seeds(split: Split, run_seed: int, count: int, *, start: int = 0) ->
     """
     if split not in SPLITS:
         raise ConfigError(f"split must be one of {sorted(SPLITS)}, found {split!r}")
-    if not (isinstance(run_seed, int) and -(2**63) <= run_seed < 2**63):
-        raise ConfigError(f"seed: expected an int of 64 bits, found {run_seed!r}")
+    try:
+        run_seed = operator.index(run_seed)
+    except TypeError:
+        raise ConfigError(f"seed: expected an int, found {run_seed!r}") from None
+    if not -(2**63) <= run_seed < 2**63:
+        raise ConfigError(f"seed: expected an int of 64 bits, found {run_seed}")
     if count < 0:
         raise ConfigError(f"episodes: expected 0 or more, found {count}")
     index = torch.arange(start, start + count, dtype=torch.int64)

@@ -46,7 +46,7 @@ class DiffusionPolicy(ChunkDenoiser):
         **common: see ChunkDenoiser.
 
     Raises:
-        ConfigError: sampling_steps outside 1…K, or an eta without sampler="ddim".
+        ConfigError: sampling_steps outside 1…K.
     """
 
     alpha_bar: Tensor  # [K] ᾱ, from the least noisy step to the noisiest
@@ -78,7 +78,7 @@ class DiffusionPolicy(ChunkDenoiser):
         self.denoising_steps = denoising_steps
         self.noise_shape = (spec.horizon, spec.action.dim)
         if sampler == "ddpm" and eta not in (0.0, 1.0):
-            raise ConfigError(f"eta={eta}: is an option of sampler=ddim. Set that too, or leave eta away")
+            _log.warning("eta=%g: only sampler=ddim reads it. Set that too, or leave eta out", eta)
         eta = 1.0 if sampler == "ddpm" else eta
         if eta:
             self.noise_shape = (count + 1, *self.noise_shape)

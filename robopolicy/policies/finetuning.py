@@ -43,10 +43,7 @@ def finetuned(
             lora_rank for a policy without a chain, or `expert` for a policy that is not LeRobot's.
         CheckpointError: the base's weights are not those of its config.
     """
-    lerobot = isinstance(base, LeRobotFlow) or (
-        isinstance(base, LeRobotPolicy) and isinstance(opened(base), LeRobotFlow)
-    )
-    if expert is not None and not lerobot:
+    if expert is not None and not isinstance(base, LeRobotFlow | LeRobotPolicy):
         raise ConfigError(
             f"policy.expert: says how a VLA of LeRobot keeps its weights; the base is a {type(base).__name__}. "
             "Set it to null."
@@ -117,7 +114,7 @@ def check_sampling(sampling: dict[str, Any], key: str, kind: type[ChunkDenoiser]
 
 def check_eta(base: ChunkDenoiser, sampling: dict[str, Any], key: str) -> None:
     """Raise ConfigError, naming `key`, where `sampling` sets an `eta` that the base's sampler would not read."""
-    if "eta" in sampling and value_of({**base.config, **sampling}, "policy", "sampler") == "ddpm":
+    if sampling.get("eta", 1.0) != 1.0 and value_of({**base.config, **sampling}, "policy", "sampler") == "ddpm":
         raise ConfigError(f"{key}: eta is an option of the sampler ddim, this one is ddpm. Add sampler: ddim")
 
 

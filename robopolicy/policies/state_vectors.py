@@ -26,6 +26,6 @@ def joined(parts: dict[str, Feature]) -> Feature:
     size = sum(part.shape[0] for part in parts.values())
     if not any(part.names for part in parts.values()):
         return Feature((size,))
-    short = {key: key.rpartition(".")[2] for key in parts}
+    short = {key: key.removeprefix("observation.") for key in parts}
     names = [part.names or tuple(f"{short[key]}_{i}" for i in range(part.shape[0])) for key, part in parts.items()]
     return Feature((size,), names=tuple(name for own in names for name in own))

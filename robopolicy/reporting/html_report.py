@@ -103,8 +103,8 @@ def sampled_cells[T](kinds: Sequence[Sequence[T]], most: int = _MOST_CELLS) -> l
     if total <= most:
         return [cell for kind in kinds for cell in kind]
     counts = [max(1, len(kind) * most // total) if kind else 0 for kind in kinds]
-    largest = max(range(len(kinds)), key=lambda i: len(kinds[i]))
-    counts[largest] += most - sum(counts)
+    for i in sorted(range(len(kinds)), key=lambda i: len(kinds[i]) - counts[i], reverse=True):
+        counts[i] = min(len(kinds[i]), counts[i] + most - sum(counts))
     return [kind[i * len(kind) // count] for kind, count in zip(kinds, counts, strict=True) for i in range(count)]
 
 

@@ -151,8 +151,8 @@ def read_run(path: Path | str) -> Run:
 
 
 def distinct_runs(runs: Sequence[Run]) -> list[Run]:
-    """Return `runs`, those of one name with as many parent folders in it as tell them apart."""
-    found = list(runs)
+    """Return `runs`, each once, those of one name with as many parent folders in it as tell them apart."""
+    found = list({run.path.resolve(): run for run in runs}.values())
     deepest = max((len(run.path.resolve().parts) for run in runs), default=0)
     for _ in range(deepest):
         repeated = Counter(run.name for run in found)

@@ -118,7 +118,7 @@ def removed_if_nothing_came(folder: Path) -> Iterator[None]:
     new = [path for path in (folder, *folder.parents) if not path.exists()]
     try:
         yield
-    except BusyError:  # it is the folder of who was faster
+    except BusyError:  # the folder belongs to the process that was faster
         raise
     except BaseException:
         if new and all(path.name in _OF_A_START for path in folder.rglob("*") if not path.is_dir()):

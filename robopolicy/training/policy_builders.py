@@ -101,6 +101,8 @@ def build_policy_for(
     """
     node = config.policy_node
     names = open_arguments(node, "policy")
+    if base is not None and resumed is None:
+        _check_steps(config, base.spec)
     spec = _spec(config, env, base, demonstrations)
     available: dict[str, Any] = {"spec": spec, "base": base, "seed": config.seed, "device": config.torch_device}
     if "normalizer" in names:
@@ -163,16 +165,20 @@ def _spec(config: TrainConfig, env: VecEnv | None, base: Policy | None, demonstr
     if base is None:
         source = required_env(config, env).spec if demonstrations is None else demonstrations
         return _available_spec(config, source)
-    for key in ("n_obs_steps", "horizon", "n_action_steps"):
-        given, own = getattr(config, key), getattr(base.spec, key)
-        if given not in (own, TrainConfig.__dataclass_fields__[key].default):
-            raise ConfigError(
-                f"{key}: expected {own}, as the base has, found {given}. Leave it away: the base's is kept"
-            )
     if config.policy_node.get("pictures"):
         return base.spec
     read = {k: v for k, v in base.spec.observation.items() if not k.startswith(RENDERED)}
     return replace(base.spec, observation=read)
+
+
+def _check_steps(config: TrainConfig, base: PolicySpec) -> None:
+    """Raise ConfigError where the config gives other chunks than the base's, which are kept."""
+    for key in ("n_obs_steps", "horizon", "n_action_steps"):
+        given, own = getattr(config, key), getattr(base, key)
+        if given not in (own, TrainConfig.__dataclass_fields__[key].default):
+            raise ConfigError(
+                f"{key}: expected {own}, as the base has, found {given}. Leave it out: the base's is kept"
+            )
 
 
 def _available_spec(config: TrainConfig, source: Episodes | EnvSpec) -> PolicySpec:

@@ -61,7 +61,7 @@ def vector_env(
         task: further parameters of the task for the spec's digest.
 
     Raises:
-        ConfigError: no env, a negative number of processes, or how workers run without their number.
+        ConfigError: no env, a negative number of processes, or Ray without a number.
     """
     if num_envs < 1:
         raise ConfigError(f"num_envs: expected at least 1, found {num_envs}")
@@ -69,8 +69,6 @@ def vector_env(
         raise ConfigError(f"task.processes: expected 0 (in this process) or a number of workers, found {processes}")
     if farm != "process" and not processes:
         raise ConfigError(f"task.farm={farm}: set the number of its workers too, task.processes=2")
-    if worker_timeout != TIMEOUT_S and not processes:
-        raise ConfigError(f"task.worker_timeout={worker_timeout:g}: set the number of workers too, task.processes=2")
     one = functools.partial(limited, make, horizon, Success(success, ident), sparse)
     if (count := min(processes, num_envs)) < processes:
         _log.warning("task.processes=%d: %d envs take as many workers at most", processes, num_envs)

@@ -154,7 +154,8 @@ class Task:
         try:
             return compile_model(self.xml())
         except ValueError as error:
-            changed = {f.name: getattr(self, f.name) for f in fields(self) if getattr(self, f.name) != f.default}
+            values = {f.name: (repr(getattr(self, f.name)), f) for f in fields(self)}
+            changed = {key: value for key, (value, f) in values.items() if value != repr(f.default)}
             given = ", ".join(f"task.{key}={value}" for key, value in changed.items()) or "the defaults"
             message = " ".join(str(error).split())
             raise ConfigError(f"task={self.name}: MuJoCo cannot build the scene with {given}. {message}") from error

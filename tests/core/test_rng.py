@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import numpy as np
 import pytest
 import torch
 
@@ -61,6 +62,8 @@ def test_generators_of_other_gpus_are_not_touched(monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.parametrize(("seed", "count"), [(2**63, 1), (-(2**63) - 1, 1), ("a", 1), (0, -1)])
 def test_seeds_and_counts_that_cannot_be_are_named(seed: int, count: int) -> None:
-    with pytest.raises(ConfigError, match=r"seed: expected an int of 64 bits|episodes: expected 0 or more"):
+    with pytest.raises(ConfigError, match=r"seed: expected an int|episodes: expected 0 or more"):
         episode_seeds("test", seed, count)
+    for same in (np.int64(3), torch.tensor(3)):
+        assert torch.equal(episode_seeds("train", same, 2), episode_seeds("train", 3, 2))
     assert len(episode_seeds("test", 2**63 - 1, 2)) == 2 and not len(episode_seeds("test", 0, 0))

@@ -192,9 +192,9 @@ def test_a_schedule_that_leaves_a_signal_is_said(caplog: pytest.LogCaptureFixtur
     assert "schedule=linear: after 10 denoising_steps ᾱ is 0.9" in caplog.text
 
 
-def test_eta_is_of_ddim():
-    with pytest.raises(ConfigError, match=r"eta=0.5: is an option of sampler=ddim"):
-        make(eta=0.5)
+def test_eta_is_of_ddim(caplog: pytest.LogCaptureFixture):
+    make(eta=0.5)
+    assert "eta=0.5: only sampler=ddim reads it" in caplog.text
     assert make(sampler="ddim", eta=0.5).noise_shape == (11, 4, 2)
 
 

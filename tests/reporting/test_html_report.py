@@ -241,6 +241,9 @@ def test_of_many_episodes_the_grid_shows_each_kind_in_proportion(tmp_path):
     assert shown == {"soft": 1534, "good": 1, "bad": 133, "dim": 332}
     assert "The squares are 2,000 of 3,000 episodes, each kind in proportion." in page.text
     few = sampled_cells([[1] * 9, [2], [], [3]], most=4)
+    for sizes in ((500, 500, 500, 501), (666, 666, 666, 4), (3000, 1, 0, 2)):
+        cells = sampled_cells([[(kind, i) for i in range(n)] for kind, n in enumerate(sizes)])
+        assert len(cells) == len(set(cells)) == 2000
     assert few == [1, 1, 2, 3] and sampled_cells([[1], [2]], most=2) == [1, 2]
 
 

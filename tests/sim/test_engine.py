@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 
 import mujoco
@@ -161,4 +162,21 @@ def test_what_a_caller_does_to_an_observation_stays_with_the_caller():
     expected = step.obs[STATE].clone()
     step.obs[STATE].zero_()
     step.obs.pop("task_index")
+    env.observe()[STATE].zero_()
     assert torch.equal(env.observe()[STATE], expected) and "task_index" in env.observe()
+    first = env.reset()
+    expected = first[STATE].clone()
+    first[STATE].zero_()
+    assert torch.equal(env.observe()[STATE], expected)
+
+
+def test_a_scene_with_parameters_of_any_type_is_named_where_it_cannot_be_built():
+    @dataclasses.dataclass(frozen=True)
+    class Own(Reach):
+        points: np.ndarray = dataclasses.field(default_factory=lambda: np.zeros(3))
+
+        def bodies(self):
+            return "<geom"
+
+    with pytest.raises(ConfigError, match=r"task=reach: MuJoCo cannot build the scene with task.points=array"):
+        Own().compile()

@@ -63,7 +63,7 @@ def test_without_a_dataset_a_residual_has_the_normaliser_of_its_base(tmp_path: P
 
 @pytest.mark.parametrize(("key", "given"), [("n_obs_steps", 3), ("horizon", 16), ("n_action_steps", 3)])
 def test_chunks_of_a_base_stay_as_they_are(key: str, given: int) -> None:
-    with pytest.raises(ConfigError, match=rf"{key}: expected \d+, as the base has, found {given}. Leave it away"):
+    with pytest.raises(ConfigError, match=rf"{key}: expected \d+, as the base has, found {given}. Leave it out"):
         residual_on(fitted_base(), **{key: given})
     residual_on(fitted_base(), **{key: getattr(spec(), key)})
 
