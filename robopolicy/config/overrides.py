@@ -6,18 +6,21 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 
 from robopolicy.config import registry
+from robopolicy.core.command_line import hydra_text
 from robopolicy.core.errors import UsageError, closest
 
 ALIASES = {"network": "policy.network"}  # groups that land inside another one: `network=unet1d`, `network.width=64`
 # Options that were renamed before the first version, as docs/changelog.md lists them: for the message alone.
 RENAMED = {"algo=residual_fast": "residual", "policy=tuned": "finetuned", "policy=sighted": "frozen_encoder_student"}
+_TEXT = re.compile(r"""[^\[\]{}'",=$\\\n]+""")  # what cannot mean anything else, such as a path with é, ~ or (2) in it
 _PATTERN = re.compile(r"^(?P<prefix>\+\+|\+|~)?(?P<key>[^=\s+~-][^=\s]*)(?:=(?P<value>.*))?$", re.DOTALL)
 
 
 def read_overrides(texts: Sequence[str], options: Mapping[str, Collection[str]]) -> tuple[list[str], list[str]]:
     """Return Hydra's overrides for choices of group options, and for values of keys.
 
-    Values are written in the form that adds keys: constructors decide which keys exist, not the YAML.
+    Values are written in the form that adds keys: constructors decide which keys exist, not the YAML. What Hydra's
+    grammar does not take, and can only be text, is put into quotes.
 
     Args:
         options: {group: names of its options}.
@@ -37,7 +40,15 @@ def read_overrides(texts: Sequence[str], options: Mapping[str, Collection[str]])
         if key.startswith("hydra"):
             raise UsageError(f"{text!r}: Hydra's own settings have no effect here; run_dir=… says where a run goes")
         given, (first, _, rest) = f"={value}" if value or prefix != "~" else "", key.partition(".")
-        group = key.split("@")[0]
+        group, whole = key.split("@")[0], f"{'~' if prefix == '~' else '++'}{key}"
+        try:
+            OverridesParser.create().parse_override(whole + given)
+        except HydraException:
+            given = f"={hydra_text(value)}" if _TEXT.fullmatch(value) and not _unclosed(value) else given
+            try:
+                OverridesParser.create().parse_override(whole + given)
+            except HydraException:
+                raise _unreadable(text, key, value) from None
         if group in options and value == "null" and prefix != "~":  # Hydra has no such choice: the key's value
             values.append(f"++{ALIASES.get(key, key)}=null")
         elif group in options:
@@ -50,10 +61,6 @@ def read_overrides(texts: Sequence[str], options: Mapping[str, Collection[str]])
         else:
             moved = f"{ALIASES[first]}.{rest}" if first in ALIASES and rest else key
             values.append(f"{'~' if prefix == '~' else '++'}{moved}{given}")
-        try:
-            OverridesParser.create().parse_override(f"{'~' if prefix == '~' else '++'}{key}{given}")
-        except HydraException:
-            raise _unreadable(text, key, value) from None
     return groups, values
 
 

@@ -15,6 +15,7 @@ from robopolicy.config.compose import compose, group_options
 from robopolicy.config.hydra_configs import config_folder, hydra_config
 from robopolicy.config.overrides import RENAMED
 from robopolicy.config.registry import names as registered
+from robopolicy.config.sweeps import read_sweep
 from robopolicy.core.errors import ConfigError, UsageError
 from robopolicy.core.trees import flatten
 from robopolicy.datasets.metadata import RecordingMeta
@@ -457,3 +458,15 @@ def test_a_file_system_without_locks_is_named(tmp_path: Path, monkeypatch: pytes
         open_run(tmp_path, {}),
     ):
         pass
+
+
+@pytest.mark.parametrize("place", ["daten/rohé", "~/runs", "two words/größe", "data (2)/a~b", "データ", "a%b#c"])
+def test_text_that_can_be_nothing_else_needs_no_quotes(place: str) -> None:
+    assert train(f"dataset={place}")["dataset"] == place
+    assert read_sweep([f"dataset={place}", "seed=0,1"]).jobs() == [{"seed": "0"}, {"seed": "1"}]
+
+
+@pytest.mark.parametrize("value", ["a(b", "it's", "a,[b", '"x', "${x", "a=b=[", "x{y"])
+def test_text_that_may_be_something_else_is_left_to_the_user(value: str) -> None:
+    with pytest.raises(UsageError, match=r"dataset: .*cannot be read|dataset.*quotes|several values"):
+        train(f"dataset={value}")
