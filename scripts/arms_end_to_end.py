@@ -27,6 +27,7 @@ import numpy as np
 import torch
 
 from robopolicy.core.rng import episode_seeds
+from robopolicy.datasets.metadata import recorded
 from robopolicy.evaluation.statistics import Pairs, paired_difference, wilson
 from robopolicy.real.deploy.deploy import ROBOTS
 from robopolicy.real.deploy.deploy_config import DeployConfig
@@ -51,8 +52,8 @@ def train(arm: str, out: Path) -> dict[str, Path]:
     """Return the run directories of both policies of an arm; what is complete is not trained again."""
     task = ("task=reach", f"task.arm={arm}")
     data, base, refined = out / f"{arm}_demos", out / f"{arm}_base", out / f"{arm}_refined"
-    if not data.is_dir():
-        robopolicy("demos", *task, f"out={data}", f"episodes={DEMOS}", f"expert_noise={NOISE}")
+    if recorded(data) != "whole":
+        robopolicy("demos", *task, f"out={data}", f"episodes={DEMOS}", f"expert_noise={NOISE}", "overwrite=true")
     robopolicy("train", *IMITATION, *task, f"dataset={data}", f"run_dir={base}")
     robopolicy("train", *REFINEMENT, *task, f"base={base}", f"run_dir={refined}")
     return {"base": base, "refined": refined}

@@ -68,7 +68,7 @@ apt_install() { # apt_install ARGS...
         apt-get install -y -qq -o Dpkg::Use-Pty=0 --no-install-recommends "$@" >/dev/null
 }
 
-has_candidate() { apt-cache policy "$1" 2>/dev/null | grep 'Candidate: [^(]' >/dev/null; }
+has_candidate() { LC_ALL=C LANGUAGE=C apt-cache policy "$1" 2>/dev/null | grep 'Candidate: [^(]' >/dev/null; }
 
 has_library() { # read all of ldconfig's output: closing the pipe early would fail it under pipefail
     { PATH="$PATH:/sbin:/usr/sbin" ldconfig -p 2>/dev/null || true; } | grep -F "$1" >/dev/null
@@ -82,7 +82,7 @@ system_packages() {
     works ffmpeg -version || missing+=(ffmpeg)
     [[ $1 != bench ]] || has_library libvulkan.so.1 || missing+=(libvulkan1)
     # libosmesa6 is the second of two ways to render; distributions are dropping it.
-    [[ ${missing[*]-} != libosmesa6 ]] || return 0
+    [[ ${missing[*]-} != libosmesa6 ]] || missing=()
     if [[ ${#missing[@]} -gt 0 ]]; then
         if ! works apt-get --version; then
             say "no apt-get here. Install the equivalents of: ${missing[*]}"
