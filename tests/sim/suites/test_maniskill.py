@@ -182,3 +182,17 @@ def test_its_demonstrations_train(tmp_path):
         "num_envs=2",
     ]
     assert main(["train", "algo=bc", *task, *more]) == 0
+
+
+@pytest.mark.slow
+def test_changed_friction_is_the_same_in_every_episode_of_a_drawing():
+    """Such scenes are not built again for each episode; a factor would add up."""
+    env = ManiSkillEnv("DrawTriangle-v1", None, maniskill.control_of("DrawTriangle-v1", None, None), friction=2.0)
+    found = []
+    for seed in range(2):
+        env.reset(seed=seed)
+        robot = next(iter(env.inner.unwrapped.scene.articulations.values()))
+        bodies = [body for link in robot.links for body in link._objs]
+        found.append([s.physical_material.static_friction for body in bodies for s in body.collision_shapes])
+    assert found[0] == found[1] and found[0]
+    env.close()
