@@ -16,9 +16,8 @@ from robopolicy.core.errors import closest
 from robopolicy.core.untrusted import below, checked, inside, refusing
 from robopolicy.real.ros2.channels import STRICT, CameraTopic, WiringError, read_preset
 from robopolicy.real.ros2.depth_topic import DepthCloud, DepthTopic
-from robopolicy.real.ros2.wiring import Wiring, calibrations, limits_file
+from robopolicy.real.ros2.wiring import Wiring, calibrations, limits_of
 from robopolicy.real.ros2.wiring_file import FrameNames, ImageKey, PointsKey, Short, Watched
-from robopolicy.real.safety import SafetyError, read_profile
 
 FOLDER = Path(configs.__file__).parent / "lerobot"
 SILENT = ("joint_states", "joint_commands", "robot_description", "keys", "trajectory", "gripper", "intervention")
@@ -95,10 +94,6 @@ class LeRobotWiring:
         return self.arm.joints if self.gripper is None else (*self.arm.joints, self.gripper)
 
 
-def wiring_names() -> list[str]:
-    return sorted(p.stem for p in FOLDER.glob("*.yaml"))
-
-
 def load_wiring(name: str) -> LeRobotWiring:
     """Load a preset by name, or a file by path.
 
@@ -113,11 +108,8 @@ def load_wiring(name: str) -> LeRobotWiring:
 def parse(data: Any, where: str = "wiring", folder: Path = Path()) -> LeRobotWiring:
     """Build a wiring from YAML values, checked; a path in `limits` is relative to `folder`. See `load_wiring`."""
     found: Any = checked(LeRobotFile, data, where, error=WiringError)
-    file, safety, gripper = limits_file(found["limits"], where, folder), found.get("safety", {}), found["gripper"]
-    try:
-        profile = read_profile(file, **safety)
-    except SafetyError as error:
-        raise WiringError(f"{where}: limits, safety: {error}") from error
+    file, safety, profile = limits_of(found, where, folder)
+    gripper = found["gripper"]
     names, expected = tuple(found["joints"].values()), profile.joints
     if tuple(found["joints"]) != expected:
         raise WiringError(f"{where}: joints: expected {list(expected)}, in order; found {list(found['joints'])}")

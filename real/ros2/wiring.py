@@ -121,10 +121,6 @@ class Wiring:
         return round(self.tick_s * 1e9)
 
 
-def wiring_names() -> list[str]:
-    return sorted(p.stem for p in FOLDER.glob("*.yaml"))
-
-
 def camera_names() -> list[str]:
     return sorted(p.stem for p in CAMERAS.glob("*.json"))
 
@@ -140,11 +136,7 @@ def parse(data: Any, where: str = "wiring", folder: Path = Path()) -> Wiring:
     """Build a wiring from YAML values, checked; a path in `limits` is relative to `folder`. See `load_wiring`."""
     found: Any = checked(WiringFile, data, where, error=WiringError)
     found["topics"].setdefault("gripper_states", None)
-    file, safety = limits_file(found["limits"], where, folder), found.get("safety", {})
-    try:
-        profile = read_profile(file, **safety)
-    except SafetyError as error:
-        raise WiringError(f"{where}: limits, safety: {error}") from error
+    file, safety, profile = limits_of(found, where, folder)
     known: dict[str, Any] = {"limits": profile.robot, "limits_file": file, "safety": safety,
                              "joints": tuple(found["joints"].values())}  # fmt: skip
     files = {key: camera.calibration for key, camera in found.get("depth_cameras", {}).items()}
@@ -153,6 +145,19 @@ def parse(data: Any, where: str = "wiring", folder: Path = Path()) -> Wiring:
     for problem in _problems(wiring, list(found["joints"])):
         raise WiringError(f"{where}: {problem}")
     return wiring
+
+
+def limits_of(found: Mapping[str, Any], where: str, folder: Path) -> tuple[Path, dict[str, float], Profile]:
+    """Return the file of a wiring's limits, its own settings `safety`, and the profile of both.
+
+    Raises:
+        WiringError: there is no such file, or it is wrong, or a setting is.
+    """
+    file, safety = limits_file(found["limits"], where, folder), found.get("safety", {})
+    try:
+        return file, safety, read_profile(file, **safety)
+    except SafetyError as error:
+        raise WiringError(f"{where}: limits, safety: {error}") from error
 
 
 def limits_file(limits: str, where: str, folder: Path) -> Path:

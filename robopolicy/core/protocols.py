@@ -7,7 +7,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from torch import Tensor
 
-from robopolicy.core.types import Metrics, Obs
+from robopolicy.core.types import Metrics, Obs, Stateful
 
 
 class Progress(Protocol):
@@ -51,7 +51,7 @@ def lost_episodes(env: object) -> int:
     return int(getattr(env, "lost_episodes", 0))
 
 
-class OffPolicy(Protocol):
+class OffPolicy(Stateful, Protocol):
     """An algorithm that learns from a replay buffer. Its policy's `replay_features` are stored."""
 
     policy: Any
@@ -71,6 +71,3 @@ class OffPolicy(Protocol):
             learned_steps: env steps since learning began; None in a critic-only update.
         """
         ...
-
-    def state_dict(self) -> dict[str, Any]: ...
-    def load_state_dict(self, state: dict[str, Any]) -> None: ...

@@ -217,14 +217,12 @@ class Selective(Protocol):
         ...
 
 
-class Algorithm(Protocol):
+class Algorithm(Stateful, Protocol):
     """An update rule over a policy. `update` takes one batch and returns floats to log."""
 
     policy: Any
 
     def update(self, batch: Any) -> Metrics: ...
-    def state_dict(self) -> dict[str, Any]: ...
-    def load_state_dict(self, state: dict[str, Any]) -> None: ...
 
 
 def close(env: object) -> None:

@@ -11,7 +11,6 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 Positive = Annotated[float, Field(strict=True, gt=0.0, allow_inf_nan=False)]
 Natural = Annotated[int, Field(strict=True, ge=0)]
-Text = Annotated[str, Field(strict=True)]
 _DIMENSIONS = 8  # of a feature, at most
 _FIELD = re.compile(r"\{([^{}]*)\}")
 _PATH_FIELDS = {"video_key", "chunk_index", "file_index"}

@@ -92,17 +92,17 @@ class Run:
     @property
     def base(self) -> Path | None:
         """Directory of the run that this one refined, where it still lies there."""
-        with contextlib.suppress(RobopolicyError):
-            base = (read_config(self.path) or {}).get("base")
-            return there(base) if isinstance(base, str) else None
-        return None
+        return self._named_in_config("base")
 
     @property
     def demonstrations(self) -> Path | None:
         """Directory of the dataset that this run learned from, where it still lies there."""
+        return self._named_in_config("dataset")
+
+    def _named_in_config(self, key: str) -> Path | None:
         with contextlib.suppress(RobopolicyError):
-            dataset = (read_config(self.path) or {}).get("dataset")
-            return there(dataset) if isinstance(dataset, str) else None
+            path = (read_config(self.path) or {}).get(key)
+            return there(path) if isinstance(path, str) else None
         return None
 
     @property

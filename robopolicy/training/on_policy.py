@@ -13,7 +13,7 @@ from robopolicy.buffers.collector import Explorer, Rollout, RolloutCollector
 from robopolicy.config.schema import Count, Fraction, Natural
 from robopolicy.core.errors import ConfigError
 from robopolicy.core.protocols import Checkpoints, LogsMetrics, lost_episodes
-from robopolicy.core.types import Metrics, VecEnv
+from robopolicy.core.types import Metrics, Stateful, VecEnv
 from robopolicy.core.untrusted import refusing
 from robopolicy.training.contract import check_algorithm
 from robopolicy.training.loop_state import RECENT, Evaluate, LoopState, evaluate_and_save, solved
@@ -22,7 +22,7 @@ from robopolicy.utils import ranks
 from robopolicy.utils.malloc import release_memory
 
 
-class OnPolicy(Explorer, Protocol):
+class OnPolicy(Explorer, Stateful, Protocol):
     """An algorithm that learns from one rollout at a time; for `critic_warmup` rollouts only the critic learns."""
 
     @property
@@ -39,9 +39,6 @@ class OnPolicy(Explorer, Protocol):
             progress: share of the training that is done, for schedules.
         """
         ...
-
-    def state_dict(self) -> dict[str, Any]: ...
-    def load_state_dict(self, state: dict[str, Any]) -> None: ...
 
 
 def on_policy(
