@@ -104,7 +104,8 @@ def replay_of_episodes(like: Replay, episodes: Episodes, *, obs: Obs) -> Replay:
     """Make a buffer with the windows of `like` over stored episodes, as one timeline of F frames.
 
     A dataset lacks the frame after an episode's last action. So without termination an episode's last transition
-    is not valid, and windows stop before it. A dataset without a driver column counts as demonstrations.
+    is not valid, and windows stop before it. They also end with the first frame that terminates, where a recorder set
+    it on several. A dataset without a driver column counts as demonstrations.
 
     Args:
         obs: [F ...] stored in place of the episodes' observations (robopolicy.buffers.relabeling.read_frames).
@@ -133,7 +134,8 @@ def replay_of_episodes(like: Replay, episodes: Episodes, *, obs: Obs) -> Replay:
     replay.obs = {k: padded(v) for k, v in obs.items()}
     replay.final = {k: v[last] for k, v in obs.items()}  # stands in for the successor; its discount is 0
     columns = {
-        "action": episodes.action, "reward": episodes.reward, "terminated": episodes.terminated, "ended": last,
+        "action": episodes.action, "reward": episodes.reward, "terminated": episodes.terminated,
+        "ended": last | episodes.terminated,
         "valid": valid, "slot": torch.where(last, last.cumsum(0) - 1, -1),
     }  # fmt: skip
     if isinstance(replay, ChunkReplay):

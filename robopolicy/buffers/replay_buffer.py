@@ -198,7 +198,7 @@ class Replay:
         if bool(is_final.any()):
             for key, value in next_obs.items():
                 value[is_final] = self.final[key][slot[is_final]]
-        powers = self.gamma ** torch.arange(self.n_step + 1)
+        powers = float(self.gamma) ** torch.arange(self.n_step + 1)
         return Batch(
             obs={k: v.index_select(0, first) for k, v in frames.items()},
             action=flat["action"].index_select(0, first),

@@ -81,6 +81,7 @@ class Normalizer(nn.Module):
         for key in self.keys:
             self._affine(key).set(torch.tensor(0.0), torch.tensor(1.0))
         self._affine(ACTION).set((high + low) / 2, (high - low) / 2)
+        self.clip.fill_(torch.finfo(self.clip.dtype).max)  # one unit is one of the observation's, e.g. a pixel
         return self
 
     @classmethod

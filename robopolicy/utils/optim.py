@@ -21,7 +21,10 @@ def cosine_with_warmup(step: int, *, steps: int, warmup: int) -> float:
 
 
 def decay_groups(parameters: Iterable[nn.Parameter], weight_decay: float) -> list[dict[str, Any]]:
-    """Return parameter groups: weight decay for matrices, none for biases, gains and embeddings of one axis."""
+    """Return parameter groups: weight decay for those of two or more axes, none for biases and gains of one.
+
+    Those of an ensemble have an axis of heads, so its biases and gains decay too.
+    """
     trained = [p for p in parameters if p.requires_grad]
     return [
         {"params": [p for p in trained if p.ndim > 1], "weight_decay": weight_decay},

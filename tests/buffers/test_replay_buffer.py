@@ -105,6 +105,14 @@ def test_resume_samples_the_same():
     assert torch.equal(a.next_obs[STATE], b.next_obs[STATE]) and torch.equal(a.reward, b.reward)
 
 
+@pytest.mark.parametrize("gamma", [0, 1])
+def test_gamma_may_be_a_whole_number(gamma):
+    replay = Replay(capacity=40, num_envs=2, n_step=2, gamma=gamma)
+    for t in range(4):
+        push(replay, t, reward=(1.0, 1.0))
+    assert window(replay, 0, 0) == (1.0 + gamma, gamma, 2.0)
+
+
 def test_too_small_or_too_empty_is_an_error():
     with pytest.raises(DataError, match=r"loop\.replay\.capacity=6: "):
         Replay(capacity=6, num_envs=2, n_step=3, gamma=GAMMA)
@@ -137,6 +145,15 @@ def test_stored_episodes_become_windows_that_stop_at_their_ends():
     assert batch.next_obs[STATE][[0, 3, 4], 0].tolist() == [3.0, 6.0, 6.0]
     drawn = set(replay.sample(4_000, torch.Generator().manual_seed(0)).obs[STATE].flatten().tolist())
     assert drawn == {0.0, 1.0, 2.0, 3.0, 4.0, 5.0}
+
+
+def test_windows_of_stored_episodes_end_with_the_first_frame_that_terminates():
+    """Some recorders keep done and success set on the frames after a success."""
+    data = episodes([4, 3], [True, True])
+    data.terminated[2], data.reward[2] = True, 1.0
+    replay = replay_of_episodes(Replay(capacity=10, num_envs=1, n_step=3, gamma=GAMMA), data, obs=data.obs)
+    batch = replay.window(torch.arange(7), torch.zeros(7, dtype=torch.int64))
+    assert batch.reward.tolist() == [0.25, 0.5, 1.0, 1.0, 0.25, 0.5, 1.0] and not batch.discount.any()
 
 
 def test_stored_episodes_without_outcomes_are_refused():

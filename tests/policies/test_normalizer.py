@@ -104,7 +104,8 @@ def test_statistics_travel_with_the_state_dict():
 def test_from_limits():
     normalizer = Normalizer.from_limits(OBSERVATION, replace(LIMITS, low=(-0.02, 0.0), high=(0.02, 0.01)))
     torch.testing.assert_close(normalizer.normalize(ACTION, torch.tensor([0.02, 0.0])), torch.tensor([1.0, -1.0]))
-    assert torch.equal(normalizer.normalize(STATE, torch.tensor([1.0, 2.0, 3.0])), torch.tensor([1.0, 2.0, 3.0]))
+    for raw in ([1.0, 2.0, 3.0], [310.0, -95.0, 0.5]):  # pixels or degrees are no outliers
+        assert torch.equal(normalizer.normalize(STATE, torch.tensor(raw)), torch.tensor(raw))
     with pytest.raises(SpecError, match="finite"):
         Normalizer.from_limits(OBSERVATION, replace(LIMITS, high=(0.02, float("inf"))))
 

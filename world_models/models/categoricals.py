@@ -15,7 +15,9 @@ _STREAM = 9401
 
 
 def mixed(logits: Tensor, uniform: float) -> Tensor:
-    """Log probabilities [... Z K] of which a share `uniform` is spread evenly: none is ever impossible."""
+    """Log probabilities [... Z K] of which a share `uniform` is spread evenly: with a share none is impossible."""
+    if uniform == 0.0:
+        return logits.log_softmax(-1)  # finite where a probability is too small for a float
     probability = (1.0 - uniform) * logits.softmax(-1) + uniform / logits.shape[-1]
     return probability.log()
 

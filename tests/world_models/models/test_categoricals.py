@@ -29,6 +29,13 @@ def test_nothing_is_impossible() -> None:
     torch.testing.assert_close(mixed(torch.zeros(3, 4), 0.0).exp(), torch.full((3, 4), 0.25))
 
 
+def test_without_a_share_spread_evenly_losses_stay_finite() -> None:
+    logits = torch.tensor([[[120.0, 0.0, -5.0]]], requires_grad=True)
+    loss, _ = balanced(mixed(logits, 0.0), mixed(torch.tensor([[[100.0, -10.0, 0.0]]]), 0.0), balance=0.8, free=0.0)
+    loss.sum().backward()
+    assert loss.isfinite().all() and logits.grad is not None and logits.grad.isfinite().all()
+
+
 def test_samples_come_as_often_as_their_odds_say() -> None:
     unit = torch.linspace(0.0005, 0.9995, 1000)
     found = drawn(log(0.2, 0.5, 0.3).expand(1000, 1, 3), unit[:, None])
