@@ -196,6 +196,8 @@ class Camera:
         """Bring the copy of the model to `state`."""
         if self._canvas is None:
             self._model = copy.copy(self._source)  # decorate() may change it
+            # MuJoCo reads no pos of a geom or site that was compiled into its body's own frame, as targets are.
+            self._model.geom_sameframe[:], self._model.site_sameframe[:] = 0, 0
             self._model.cam_pos[self._model.cam_bodyid == 0] += self.offset
             self._data, self._canvas = mujoco.MjData(self._model), Canvas(self._model, self._quality)
         model, data = self._model, self._data

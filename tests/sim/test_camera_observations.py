@@ -49,6 +49,21 @@ def test_a_cube_is_where_the_physics_has_it_wherever_the_camera_stands(camera, o
     assert len(distance) >= 10 and distance.max() < 0.002  # m; a depth buffer of 24 bits, 1 m away
 
 
+@pytest.mark.parametrize(("task", "arm"), [("reach", "panda"), ("reach", "ur5e"), ("reach", "so101"), ("push", "panda")])
+def test_a_target_that_is_no_body_is_drawn_where_it_is(task, arm):
+    env = sim.make(task, 1, arm=arm, threads=1)
+    env.reset(SEED)
+    green = []
+    for _ in range(2):
+        picture = env.render(0, camera="side", width=320, height=240).int()  # [3 h w]
+        rows, columns = torch.nonzero(picture[1] > picture[[0, 2]].amax(0) + 40, as_tuple=True)
+        assert len(rows) >= 4
+        green.append(torch.stack([rows, columns]).float().mean(1))
+        env._extra[0, 0] += 0.02  # m
+    assert (green[1] - green[0]).norm() > 3  # pixels
+    env.close()
+
+
 def test_a_moved_camera_takes_another_picture_of_the_same_scene():
     (here, cube), (there, same) = first(), first(camera_offset=MOVED)
     assert cube.tolist() == same.tolist() and not np.array_equal(here, there)
