@@ -14,7 +14,7 @@ from robopolicy.evaluation import video
 from robopolicy.evaluation.episode_table import EpisodeTable
 from robopolicy.evaluation.forgetting import forgetting, frame, table
 from robopolicy.evaluation.policy_ref import PolicyRef, env_of, trained_task
-from robopolicy.evaluation.saved import Split, evaluated_rows, filming, joined
+from robopolicy.evaluation.saved import Split, evaluated_rows, filming, joined, record_command
 from robopolicy.evaluation.training_seeds import PooledComparison, check_lengths, compare_pooled
 from robopolicy.policies.find import policy_digest
 from robopolicy.policies.residual import ZERO_ACTION
@@ -134,6 +134,7 @@ def _compare_pair(
     result = comparing.compare(rows_a, rows_b, names=called)
     mark = label(other, checkpoint=place_b.checkpoint, **how)
     result.save(place_b.out / f"{joined('comparison', mark)}.json")
+    record_command(place_b)
     print(result.text())
     if len(changes := forgetting(rows_a, rows_b)) > 1:
         text = frame(changes).to_csv(index=False, lineterminator="\n")
@@ -144,9 +145,8 @@ def _compare_pair(
             (first, rows_a), (second, rows_b), env, place_b.out / "videos" / joined("pairs", mark), names=called,
             count=videos, deterministic=deterministic,
         ))  # fmt: skip
-    if place_b.run is not None:
-        look = f"robopolicy report {argument('run_dir', place_b.run)}"
-        print(f"rows and comparison are in {place_b.out}; to look at them: {look}")
+    look = f"robopolicy report {argument('run_dir', place_b.out)}"
+    print(f"rows and comparison are in {place_b.out}; to look at them: {look}")
     return result, rows_a, rows_b
 
 

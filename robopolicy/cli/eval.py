@@ -16,7 +16,7 @@ from robopolicy.core.errors import ConfigError
 from robopolicy.core.types import VecEnv
 from robopolicy.evaluation.episode_table import EpisodeTable
 from robopolicy.evaluation.policy_ref import PolicyRef, env_of, set_retrieval_memory
-from robopolicy.evaluation.saved import Split, evaluated_rows, filming
+from robopolicy.evaluation.saved import Split, evaluated_rows, filming, record_command
 from robopolicy.evaluation.statistics import wilson
 from robopolicy.evaluation.video import film
 from robopolicy.policies.finetuning import check_sampling, resampled
@@ -109,6 +109,7 @@ def evaluate(
         if sampling:
             policy, place.provenance_suffix = resampled(policy, sampling), f"{place.provenance_suffix}+{sampler}"
         rows = evaluated_rows(policy, env, place, called, episodes, split, deterministic)
+        record_command(place)
         every.append(rows)
         what = f"{env.spec.id}{f' ({variant})' if variant else ''}"
         print(f"{place.name}{place.provenance_suffix} on {what}, {split} seeds: {rows.summary()}{rows.task_table()}")

@@ -12,12 +12,13 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from robopolicy.cli.pipeline_films import COMPARED
 from robopolicy.cli.pipeline_gate import Estimator, PipelineGate
 from robopolicy.cli.pipeline_names import named
 from robopolicy.cli.pipeline_plan import PlannedStage, Stage, begin, plan
 from robopolicy.cli.pipeline_stages import Flow
 from robopolicy.cli.quickstart import Stages
-from robopolicy.config.schema import Count, Device, Fraction, Node, Seed
+from robopolicy.config.schema import Count, Device, Fraction, Natural, Node, Seed
 from robopolicy.core.errors import ConfigError
 from robopolicy.core.untrusted import WANDB, check_links
 from robopolicy.reporting.pipeline_page import StageResult, comparisons, write_pipeline_report
@@ -50,6 +51,7 @@ def pipeline(
     online: dict[str, Any] | None = None,
     one_step: dict[str, Any] | None = None,
     episodes: Count = 500,
+    videos: Natural = 4,
     num_envs: Count | None = None,
     seed: Seed = 0,
     device: Device = "cpu",
@@ -72,7 +74,8 @@ def pipeline(
             asks the latter too where the episodes do not make a model.
         level: confidence of the gate, see the verb `gate`.
         imitate, model, offline, online, one_step: further keys of `robopolicy train` for that stage.
-        episodes: number of episodes of the comparison.
+        episodes: number of episodes of the comparison. videos: films of the first and the last accepted policy side by
+            side, differing outcomes first.
         num_envs: N, envs at a time of all stages but `online`; None: as each command has it.
         seed: of everything random. device: of the networks. threads: of torch; None: torch's choice.
 
@@ -107,7 +110,7 @@ def pipeline(
             "offline": flow.offline,
             "online": lambda _: flow.online(look_episodes, env_steps),
             "one_step": lambda _: flow.one_step(),
-            "compare": lambda _: flow.compare(episodes),
+            "compare": lambda _: flow.compare(episodes, videos),
         }
         steps = list(plan(stages, rounds, demos=demos is not None, base=base is not None,
                           model=gate == "world_model"))  # fmt: skip
@@ -132,6 +135,7 @@ def _finish(flow: Flow, steps: list[PlannedStage], console: Console) -> list[Sta
     page = write_pipeline_report(
         results, flow.out / "report.html", title=f"Pipeline {flow.out.absolute().name}",
         command=shlex.join(["robopolicy", *sys.argv[1:]]) if "pipeline" in sys.argv[1:2] else "",
+        compared=flow.out / COMPARED,
     )  # fmt: skip
     console.print()
     console.print(_table(results))

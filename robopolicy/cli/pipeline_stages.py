@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from robopolicy.cli.pipeline_films import COMPARED, film_first_and_last
 from robopolicy.cli.pipeline_gate import MODEL, PipelineGate, unusable
 from robopolicy.cli.pipeline_names import named, split_keys, stage_of
 from robopolicy.cli.refine import NUM_ENVS, look
@@ -206,17 +207,18 @@ class Flow:
         self._made("one_step", note=f"from {found.get('successes')} successes of the policy before")
         return trained
 
-    def compare(self, episodes: int) -> bool:
-        """Evaluate every policy on test episodes; rows on disk of the same weights and code are used again."""
+    def compare(self, episodes: int, videos: int) -> bool:
+        """Evaluate and film every policy on test episodes; rows on disk of the same weights and code are used again."""
         for name, path in self.policies.items():
             settings = {
-                "checkpoint": path, "task": self.task, "episodes": episodes, "videos": 0, "out": self.out / "compare",
+                "checkpoint": path, "task": self.task, "episodes": episodes, "videos": 0, "out": self.out / COMPARED,
                 "name": name, "num_envs": self.num_envs, "device": self.common["device"],
                 "threads": self.common["threads"],
             }  # fmt: skip
             rows = call(find_verb("eval"), compose(find_verb("eval"), settings=settings))
             before = self.results.get(name, StageResult(name))
             self.results[name] = replace(before, rows=rows)
+        film_first_and_last(self, videos)
         return True
 
     def _train(self, name: str, *words: str, **inputs: Any) -> Metrics | None:

@@ -84,6 +84,7 @@ def _write_pooled(runs: list[Path], out: Path, title: str, sweep: Path | None) -
     if sweep is not None and not (sweep / PROVENANCE).is_symlink():
         with contextlib.suppress(DataError):  # A page is most useful after a failure.
             command = str(read_json(sweep / PROVENANCE, error=DataError).get("command", ""))
+    title = title or (sweep.absolute().name if sweep is not None else "")
     path, figures = write_sweep_report(runs, out, title=title, command=command)
     print(f"{figures.text()}\nreport: {path}")
     return path

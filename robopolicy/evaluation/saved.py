@@ -15,7 +15,8 @@ from robopolicy.evaluation.episode_table import EpisodeTable
 from robopolicy.evaluation.policy_ref import PolicyRef
 from robopolicy.policies.base import Policy
 from robopolicy.runs.logger import Tracker
-from robopolicy.utils.provenance import version
+from robopolicy.runs.run_dir import CONFIG
+from robopolicy.utils.provenance import version, write_provenance
 
 Split = Literal["test", "validation"]
 
@@ -54,6 +55,12 @@ def evaluated_rows(
         )  # fmt: skip
     rows.save(file)
     return rows
+
+
+def record_command(ref: PolicyRef) -> None:
+    """Write which command made the rows in `ref.out`, except into a run directory, which has its training's."""
+    if not (ref.out / CONFIG).is_file():
+        write_provenance(ref.out)
 
 
 def filming(work: Callable[[], list[Path]]) -> None:

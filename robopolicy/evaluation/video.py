@@ -20,6 +20,7 @@ import torch
 
 from robopolicy.core.errors import DataError, SpecError
 from robopolicy.core.types import Renderable, VecEnv
+from robopolicy.core.untrusted import parse_json, read_bytes, refusing
 from robopolicy.evaluation.episode_table import EpisodeTable
 from robopolicy.evaluation.mp4 import Mp4Writer, burn, side_by_side
 from robopolicy.evaluation.rollout import Running, evaluate
@@ -97,6 +98,17 @@ def film_pairs(
                             "outcome": " | ".join(outcomes), "policy": _played_by(b[1])})  # fmt: skip
     _write_index(out, entries)
     return [out / entry["file"] for entry in entries]
+
+
+def filmed(folder: Path, rows: EpisodeTable, *, names: tuple[str, str], count: int) -> bool:
+    """Return whether `folder` holds `count` films or more of these two policies, the second being that of `rows`."""
+    try:
+        entries = parse_json(read_bytes(folder / INDEX, error=DataError), INDEX, error=DataError)
+        with refusing(INDEX, DataError):
+            of = {(entry["label"], entry["policy"]) for entry in entries if (folder / entry["file"]).is_file()}
+            return len(entries) >= count and of == {(" | ".join(names), _played_by(rows))}
+    except DataError:
+        return False
 
 
 def _film(

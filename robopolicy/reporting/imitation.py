@@ -28,7 +28,10 @@ class Imitation(NamedTuple):
 
 
 def imitations(runs: Sequence[Run]) -> list[Imitation]:
-    """Return the imitation behind each of `runs`, once each; a base that is among `runs` has its charts there."""
+    """Return the imitation behind each of `runs`, once each; a base that is among `runs` has its charts there.
+
+    So where only the dataset is left to show, it is shown once.
+    """
     shown, found = {run.path.resolve() for run in runs}, dict[tuple[Path | None, Path | None], Imitation]()
     for run in runs:
         base, data = run.base, run.demonstrations
@@ -39,7 +42,8 @@ def imitations(runs: Sequence[Run]) -> list[Imitation]:
             with contextlib.suppress(RobopolicyError):  # A page is most useful after a failure.
                 charts = training_charts([read_run(base)], limit=3)
         facts, film, camera = _demonstrations(data) if data is not None else ({}, "", "")
-        if charts or facts:
+        told = not charts and any(data == other for _, other in found)  # of a base that is among the runs
+        if (charts or facts) and not told:
             found[base, data] = Imitation(base.name if base is not None else run.name, facts, charts, film, camera)
     return list(found.values())
 

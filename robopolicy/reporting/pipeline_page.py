@@ -12,9 +12,12 @@ from robopolicy.evaluation.compare import Comparison, compare, format_p
 from robopolicy.evaluation.episode_table import EpisodeTable
 from robopolicy.reporting import plots
 from robopolicy.reporting.curves import learning_curves, legend_of
+from robopolicy.reporting.films import films
 from robopolicy.reporting.run_reader import read_run
 from robopolicy.reporting.templates import render
 from robopolicy.utils.atomic import write_atomically
+
+_MOST_BYTES = 16 * 2**20  # of all films
 
 
 @dataclass(frozen=True)
@@ -43,8 +46,13 @@ def comparisons(stages: Sequence[StageResult]) -> dict[str, Comparison]:
     }  # fmt: skip
 
 
-def write_pipeline_report(stages: Sequence[StageResult], out: Path, *, title: str, command: str) -> Path:
-    """Write the page: success of every policy, env steps and minutes of every stage, and the learning curves.
+def write_pipeline_report(
+    stages: Sequence[StageResult], out: Path, *, title: str, command: str, compared: Path | None = None
+) -> Path:
+    """Write the page: success of every policy, env steps and minutes of every stage, films, and the learning curves.
+
+    Args:
+        compared: folder of the comparison, whose films are shown.
 
     Raises:
         DataError: policies were evaluated on different episodes.
@@ -52,11 +60,13 @@ def write_pipeline_report(stages: Sequence[StageResult], out: Path, *, title: st
     policies = [stage for stage in stages if stage.rows is not None]
     runs = [read_run(s.run) for s in policies if s.run is not None and (s.run / "metrics.jsonl").is_file()]
     whiskers = [_whisker(stage, stage.rows) for stage in policies if stage.rows is not None]
+    videos = read_run(compared).videos if compared is not None and compared.is_dir() else []
+    tiles, left_out = films(videos, max_bytes=_MOST_BYTES)
     values: dict[str, Any] = {
         "title": title, "meta": [f"{len(stages)} stages", datetime.now(UTC).strftime("%-d %B %Y")], "stages": stages,
         "compared": comparisons(stages), "ends": [policies[0], _last(policies)] if policies else [],
         "rates": plots.intervals_of_page(whiskers), "curves": learning_curves(runs, legend=False),
-        "legend": legend_of(runs), "format_p": format_p,
+        "legend": legend_of(runs), "format_p": format_p, "tiles": tiles, "left_out": left_out,
         "env_steps": sum(s.env_steps for s in stages), "seconds": sum(s.seconds for s in stages), "command": command,
     }  # fmt: skip
     return write_atomically(out, render("pipeline.html", **values))

@@ -33,6 +33,18 @@ def older_checkpoint(path: Path, policies: Iterable[object], *, own: bool = Fals
     return ""
 
 
+def played_run(policies: Iterable[object]) -> str:
+    """Return the name of the run, or policy, that all `policies` are of; "" where they are of several."""
+    names = {re.split("[/@]", str(policy))[0] for policy in policies}
+    return names.pop() if len(names) == 1 else ""
+
+
+def holds_evaluations_alone(path: Path) -> bool:
+    """Return whether a folder is one of `eval out=` or `compare out=`: nothing of a training is there."""
+    training = ("config.yaml", "spec.json", "metrics.jsonl")
+    return any(path.glob("episodes*")) and not any((path / name).is_file() for name in training)
+
+
 def _is_of(checkpoint: Path, digest: str | None) -> bool:
     """Return whether rows with this digest are of the policy in `checkpoint`; unknown ones are."""
     folder = checkpoint / "policy"

@@ -74,10 +74,7 @@ class Robustness:
 
     def text(self) -> str:
         """Markdown: a table for each condition."""
-        rows = self.points[0].rows[0]
-        return render("robustness.md", env=rows.frame["env"].iloc[0], episodes=len(rows), split=rows.split, note=_NOTE,
-                      names=self.names, units=self.units, curves=self.curves(), pairs=self.comparisons(),
-                      digest=_digest, format_p=format_p)  # fmt: skip
+        return render("robustness.md", env=self.points[0].rows[0].frame["env"].iloc[0], note=_NOTE, **self._values())
 
     def charts(self) -> dict[str, str]:
         """Return an SVG for each condition that has more than one value."""
@@ -108,7 +105,15 @@ class Robustness:
     def _page(self, facts: Mapping[str, Any]) -> str:
         charts = [self._chart(w, curve, standalone=False) for w, curve in self.curves().items() if len(curve) > 1]
         return render("robustness.html", title=f"{facts['env']}: robustness", meta=[", ".join(self.names)],
-                      charts=charts, text=self.text(), **facts)  # fmt: skip
+                      charts=charts, **{**facts, **self._values()})  # fmt: skip
+
+    def _values(self) -> dict[str, Any]:
+        """Return what both templates read."""
+        rows = self.points[0].rows[0]
+        return {
+            "episodes": len(rows), "split": rows.split, "names": self.names, "units": self.units,
+            "curves": self.curves(), "pairs": self.comparisons(), "digest": _digest, "format_p": format_p,
+        }  # fmt: skip
 
 
 def _digest(point: Point) -> str:

@@ -14,18 +14,17 @@ from robopolicy.core.errors import ConfigError, DataError, RobopolicyError
 from robopolicy.core.untrusted import WANDB, check_links, parse_json, read_bytes, read_json, refusing
 from robopolicy.evaluation.episode_table import EpisodeTable
 from robopolicy.evaluation.video import INDEX
-from robopolicy.reporting.played import older_checkpoint
+from robopolicy.reporting.played import holds_evaluations_alone, older_checkpoint, played_run
 from robopolicy.runs.inputs import there
-from robopolicy.runs.run_dir import read_config
+from robopolicy.runs.run_dir import PROVENANCE, read_config
 
 # Files of a complete run directory, and the purpose of each.
 PIECES = {
     "config.yaml": "the resolved configuration",
     "spec.json": "the policy's observation and action spec",
     "metrics.jsonl": "learning curves",
-    "provenance.json": "command, commit, versions and hardware",
+    PROVENANCE: "command, commit, versions and hardware",
 }
-
 
 _LARGEST = 2**30  # bytes of metrics.jsonl
 _MARKS = ("best", "deterministic", "validation")
@@ -54,7 +53,7 @@ def label(name: str = "", *, checkpoint: str = "", deterministic: bool = False, 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """One file of episode rows: `episodes.csv` is named after the run, `episodes-<label>.csv` is named <label>."""
+    """One file of rows: `episodes-<label>.csv` is named <label>, `episodes.csv` after the run, or its policy's."""
 
     name: str
     rows: EpisodeTable
@@ -121,7 +120,7 @@ class Run:
 
 
 def read_run(path: Path | str) -> Run:
-    """Everything under a run directory that can be read.
+    """Everything under a run directory, or a folder of evaluations, that can be read.
 
     Raises:
         DataError: no such directory.
@@ -130,7 +129,8 @@ def read_run(path: Path | str) -> Run:
     if not path.is_dir():
         raise DataError(f"{path.name}: no such run directory. A run directory holds {', '.join(PIECES)}.")
     check_links(path, apart=WANDB, where=path.name, error=DataError)
-    missing = [f"{name} ({meaning})" for name, meaning in PIECES.items() if not (path / name).is_file()]
+    pieces = {PROVENANCE: PIECES[PROVENANCE]} if holds_evaluations_alone(path) else PIECES
+    missing = [f"{name} ({meaning})" for name, meaning in pieces.items() if not (path / name).is_file()]
     metrics, torn = _metrics(path / "metrics.jsonl")
     if torn:
         missing.append(f"metrics.jsonl: {torn} unreadable line{'s' * (torn > 1)} left out")
@@ -163,7 +163,8 @@ def distinct_runs(runs: Sequence[Run]) -> list[Run]:
 def _renamed(run: Run) -> Run:
     """Return a run whose own episodes have its name."""
     folder = run.path.resolve().name
-    own = [replace(e, name=run.name + e.name.removeprefix(folder)) if not e.label else e for e in run.evaluations]
+    own = [replace(e, name=run.name + e.name.removeprefix(folder)) if not e.label and e.name.startswith(folder) else e
+           for e in run.evaluations]  # fmt: skip
     return replace(run, evaluations=own)
 
 
@@ -216,7 +217,8 @@ def _evaluations(path: Path) -> tuple[list[Evaluation], list[str]]:
             if not aside and (older := older_checkpoint(path, set(rows.frame["policy"]), own=not name)):
                 name, aside = f"{name or path.resolve().name}, {older}", True
                 broken.append(f"{file.name}: of {older}, which is not the newest checkpoint. Evaluate again")
-            found.append(Evaluation(name or path.resolve().name, rows, aside, label))
+            own = played_run(rows.frame["policy"]) if len(files) > 1 and holds_evaluations_alone(path) else ""
+            found.append(Evaluation(name or own or path.resolve().name, rows, aside, label))
     return found, broken
 
 

@@ -96,6 +96,21 @@ def test_rows_of_another_task_are_not_the_runs_own(runs: tuple[Path, Path], task
     assert set(files(runs[1])) == {f"episodes{mark}.csv", f"episodes-base{mark}.csv", f"comparison{mark}.json"}
 
 
+def test_a_folder_of_a_comparison_has_its_command_and_a_page_without_what_trainings_have(
+    runs: tuple[Path, Path], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (bc, refined), out = runs, runs[0].parent / "compared"
+    monkeypatch.setattr("sys.argv", ["robopolicy", "compare", f"a={bc}", f"b={refined}"])
+    compare.compare(a=bc, b=refined, episodes=3, videos=0, out=out)
+    assert f"robopolicy report run_dir={out}" in capsys.readouterr().out
+    read = read_run(out)
+    assert [e.name for e in read.evaluations] == ["base", "refined"], "not after the folder"
+    assert str(read.provenance["command"]).startswith("robopolicy compare a=")
+    assert read.missing == ["videos/ (filmed episodes)"]
+    compare.compare(a=bc, b=refined, episodes=3, videos=0)
+    assert not (refined / "provenance.json").exists(), "a run directory has that of its training"
+
+
 def test_comparisons_on_other_splits_leave_those_on_test_episodes(runs: tuple[Path, Path]) -> None:
     bc, refined = runs
     compare.compare(a=bc, b=refined, episodes=3, videos=0)
@@ -162,13 +177,13 @@ def test_results_of_a_policy_in_no_run_lie_beside_it(runs: tuple[Path, Path], tm
     save_policy(gaussian(5), folder)
     eval.evaluate(checkpoint=folder, task={"_target_": "point"}, episodes=3, videos=0)
     results = folder.with_name("act-results")
-    assert [p.name for p in results.iterdir()] == ["episodes.csv"]
+    assert {p.name for p in results.iterdir()} == {"episodes.csv", "provenance.json"}
     (results / "episodes.csv").rename(tmp_path / "rows")
     (results / "videos").symlink_to(tmp_path)
     with pytest.raises(CheckpointError, match="videos"):
         PolicyRef.of(folder, "latest", None)
     (results / "videos").unlink()
-    results.rmdir()
+    shutil.rmtree(results)
     results.symlink_to(tmp_path)
     with pytest.raises(ConfigError, match="act-results: results do not follow links"):
         PolicyRef.of(folder, "latest", None)
@@ -284,6 +299,7 @@ def test_a_report_is_about_the_newest_checkpoint_on_test_episodes(tmp_path: Path
     for name, rate in rates.items():
         stem, split = f"episodes{name}", 1 if name.endswith("validation") else 2
         make_rows([i < rate for i in range(100)], policy=stem, split=split).save(run / f"{stem}.csv")
+    (run / "config.yaml").write_text("seed: 0\n")
     page = write_report(run, tmp_path / "r.html").read_text()
     assert "+50.0 points" in page and "run is better" in page and "5 more evaluations are below" in page
     for evaluation in read_run(run).evaluations:

@@ -36,7 +36,7 @@ MORE = (
     "tracker=quiet", "seed=0", "threads=1", "rollouts=12", "look_episodes=12", "env_steps=200", "episodes=12",
     "imitate.loop.steps=200", "imitate.validation_episodes=0", "imitate.loop.batch_size=32",
     "stages=[imitate,collect,online,one_step,compare]", "online.loop.warmup_steps=64", "one_step.loop.steps=10",
-    "one_step.teacher_episodes=4", "online.loop.critic_only_updates=20",
+    "videos=1", "one_step.teacher_episodes=4", "online.loop.critic_only_updates=20",
 )  # fmt: skip
 
 
@@ -75,6 +75,7 @@ def test_every_stage_is_an_ordinary_run_and_the_page_tells_of_all(finished: Path
     page = (finished / "report.html").read_text()
     counted = [env_steps_of(path) for path in (finished / "collect" / "data", finished / "one_step" / FOLDER)]
     assert min(counted) > 0 and all(f"{steps:,}" in page for steps in counted), "the teacher's episodes too"
+    assert page.count("data:video/mp4") == 1 and "imitate | one_step" in page
     assert "of 12 episodes succeeded" in page and "algo=residual loop.total_steps=200" in page
 
 

@@ -10,7 +10,7 @@ from robopolicy.core.rng import episode_seeds
 from robopolicy.core.specs import PolicySpec
 from robopolicy.evaluation.mp4 import read_mp4
 from robopolicy.evaluation.rollout import evaluate
-from robopolicy.evaluation.video import INDEX, choose, film, film_pairs
+from robopolicy.evaluation.video import INDEX, choose, film, film_pairs, filmed
 from tests.evaluation.points import FilmedPoint, make_rows
 from tests.fakes import PointEnv, PointPolicy
 
@@ -88,3 +88,11 @@ def test_pairs_show_what_changed_first(tmp_path):
     frames = list(read_mp4(paths[0]))
     assert frames[0].shape == (64, 2 * 96 + 4, 3)
     assert sorted(p.name for p in tmp_path.iterdir()) == sorted([INDEX, *(p.name for p in paths)])
+    names = ("base", "refined")
+    assert filmed(tmp_path, rows_b, names=names, count=3) and not filmed(tmp_path, rows_b, names=names, count=4)
+    other = make_rows([True], policy="other")
+    assert not filmed(tmp_path, other, names=names, count=1) and not filmed(tmp_path, rows_b, names=("a", "b"), count=3)
+    paths[0].unlink()
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken" / INDEX).write_text('[{"file": 3}]')
+    assert not any(filmed(tmp_path / at, rows_b, names=names, count=1) for at in ("broken", "absent"))

@@ -108,6 +108,9 @@ def test_a_refinement_shows_its_base_its_demonstrations_and_its_warm_up(tmp_path
     for text in ("Imitation", "demonstrations", "frames on average", "loss", "warm-up"):
         assert text in page.text, text
     assert page.html.count('class="begin"') == 2, "over steps and over minutes"
+    (base / "config.yaml").write_text(f"dataset: {data}\n")
+    for both in ([base, run], [run, base]):
+        assert Page(write_report(both, tmp_path / "r.html")).text.count("frames on average") == 1, "the dataset of both"
     assert len([r for r in page.requests if r.startswith("data:video")]) == 1, "the demonstrations' film"
     (data / "meta" / "info.json").write_text("[")
     assert "frames on average" not in Page(write_report(run, tmp_path / "r.html")).text

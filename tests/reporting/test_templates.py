@@ -20,8 +20,9 @@ def test_text_is_escaped_and_a_finished_part_is_not() -> None:
     part = render("not_shown.html", name="<b>", reason="a & b")
     assert "Not shown&lt;b&gt;</h2><p class=note>a &amp; b</p>" in part
     facts = dict.fromkeys(("title", "intervals", "command", "version", "hardware"), "")
-    page = render("robustness.html", **facts, meta=[], charts=[part], text="<i>")
-    assert part in page and "<pre>&lt;i&gt;</pre>" in page
+    values = {"names": ["<i>"], "episodes": 1, "split": "test", "curves": {}, "units": {}, "pairs": {}}
+    page = render("robustness.html", **facts, **values, meta=[], charts=[part])
+    assert part in page and "Success of &lt;i&gt; under" in page
 
 
 def test_a_missing_value_is_an_error() -> None:
