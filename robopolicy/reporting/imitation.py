@@ -42,8 +42,8 @@ def imitations(runs: Sequence[Run]) -> list[Imitation]:
             with contextlib.suppress(RobopolicyError):  # A page is most useful after a failure.
                 charts = training_charts([read_run(base)], limit=3)
         facts, film, camera = _demonstrations(data) if data is not None else ({}, "", "")
-        told = not charts and any(data == other for _, other in found)  # of a base that is among the runs
-        if (charts or facts) and not told:
+        repeated = not charts and any(data == other for _, other in found)  # of a base that is among the runs
+        if (charts or facts) and not repeated:
             found[base, data] = Imitation(base.name if base is not None else run.name, facts, charts, film, camera)
     return list(found.values())
 
