@@ -9,13 +9,11 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 ./scripts/setup.sh dev
 
-# Three pytest workers for two cores, as a quarter of the time is spent waiting for other processes. Eight at most: each
-# holds its own torch. One torch thread a worker.
-workers=$((($(nproc) * 3 + 1) / 2))
+# One pytest worker a core (eight at most: each holds its own torch), one torch thread a worker.
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1} MKL_NUM_THREADS=${MKL_NUM_THREADS:-1}
 # Tests neither log in anywhere nor download; wandb starts where a test says so, not beside every run.
 export WANDB_MODE=disabled HF_HUB_OFFLINE=${HF_HUB_OFFLINE:-1}
 # They start many processes: without bytecode on disk each would compile torch and LeRobot anew.
 unset PYTHONDONTWRITEBYTECODE
 # A worker takes whole files: what a file sets up is set up once.
-exec .venv/bin/python -m pytest -n $((workers < 8 ? workers : 8)) --dist loadfile --no-loadscope-reorder "$@"
+exec .venv/bin/python -m pytest -n logical --maxprocesses 8 --dist loadfile --no-loadscope-reorder "$@"
