@@ -105,6 +105,7 @@ def open_run(
             check_same(run_dir, config)
         else:
             _forget(run_dir)
+            (run_dir / PROVENANCE).unlink(missing_ok=True)
         if not (run_dir / PROVENANCE).exists():
             write_provenance(run_dir)
         write_atomically(run_dir / CONFIG, dump(config))
@@ -144,8 +145,7 @@ def _forget(run_dir: Path) -> None:
             f"run_dir={run_dir}: has no checkpoint any more, and {left[0]} is of weights that are gone. Give a new "
             "folder, or remove this one"
         )
-    (run_dir / PROVENANCE).unlink()
-    for name in ("wandb_id", INPUTS):
+    for name in (CONFIG, "wandb_id", INPUTS):  # the config first: without it a start that is killed here is as none
         (run_dir / name).unlink(missing_ok=True)
     shutil.rmtree(run_dir / "evaluations", ignore_errors=True)
 
