@@ -128,7 +128,7 @@ def _compare_pair(
     label_a = label(_dashed(called[0], other), checkpoint=place_a.checkpoint, **how)
     label_b = label(_dashed(own, other), checkpoint=place_b.checkpoint, **how)
     env = env_of(task, place_b if trained_task(place_b) else place_a, min(num_envs, episodes))
-    first, second = (load_policy(path, device=device, env=env.spec) for path in (a, b))
+    first, second = (load_policy(ref.policy, device=device, env=env.spec) for ref in (place_a, place_b))
     rows_a = evaluated_rows(first, env, place_a, label_a, episodes, split, deterministic)
     rows_b = evaluated_rows(second, env, place_b, label_b, episodes, split, deterministic)
     result = comparing.compare(rows_a, rows_b, names=called)

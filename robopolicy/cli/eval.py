@@ -104,7 +104,7 @@ def evaluate(
             env = _world({**world, **changes}, count)
         if env.spec.branches:
             raise ConfigError("world.branch: cuts episodes, and a policy is evaluated on whole ones. Leave it away.")
-        policy = load_policy(checkpoint, device=device, env=env.spec, which=which)
+        policy = load_policy(place.policy, device=device, env=env.spec)
         place.provenance_suffix = set_retrieval_memory(policy, memory) if memory is not None else ""
         if sampling:
             policy, place.provenance_suffix = resampled(policy, sampling), f"{place.provenance_suffix}+{sampler}"

@@ -111,6 +111,21 @@ def test_a_folder_of_a_comparison_has_its_command_and_a_page_without_what_traini
     assert not (refined / "provenance.json").exists(), "a run directory has that of its training"
 
 
+def test_a_checkpoint_saved_meanwhile_is_not_evaluated_under_the_older_ones_name(
+    runs: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, load, loaded = runs[1], eval.load_policy, list[Path]()
+
+    def env_of(task: object, place: object, num_envs: int, changes: object = None) -> PointEnv:
+        Checkpointer(run, keep=9).save(9, policy=gaussian(9), state={})
+        return PointEnv(num_envs)
+
+    monkeypatch.setattr(eval, "env_of", env_of)
+    monkeypatch.setattr(eval, "load_policy", lambda path, **how: loaded.append(path) or load(path, **how))
+    rows = eval.evaluate(checkpoint=run, episodes=3, videos=0)
+    assert "step_0000000003@" in rows.frame["policy"].iloc[0] and loaded[0].parent.name == "step_0000000003"
+
+
 def test_comparisons_on_other_splits_leave_those_on_test_episodes(runs: tuple[Path, Path]) -> None:
     bc, refined = runs
     compare.compare(a=bc, b=refined, episodes=3, videos=0)
