@@ -58,8 +58,8 @@ def evaluated_rows(
 
 
 def record_command(ref: PolicyRef) -> None:
-    """Write which command made the rows in `ref.out`, except into a run directory, which has its training's."""
-    if not (ref.out / CONFIG).is_file():
+    """Write which command made the rows in `ref.out`, except into a run or a sweep, which have their training's."""
+    if not (ref.out / CONFIG).is_file() and not any(ref.out.glob(f"*/{CONFIG}")):
         write_provenance(ref.out)
 
 

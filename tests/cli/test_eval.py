@@ -109,6 +109,8 @@ def test_a_folder_of_a_comparison_has_its_command_and_a_page_without_what_traini
     assert read.missing == ["videos/ (filmed episodes)"]
     compare.compare(a=bc, b=refined, episodes=3, videos=0)
     assert not (refined / "provenance.json").exists(), "a run directory has that of its training"
+    compare.compare(a=bc, b=refined, episodes=3, videos=0, out=refined.parent)
+    assert not (refined.parent / "provenance.json").exists(), "so has the folder of a sweep"
 
 
 def test_a_checkpoint_saved_meanwhile_is_not_evaluated_under_the_older_ones_name(
