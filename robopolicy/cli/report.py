@@ -15,8 +15,8 @@ from robopolicy.reporting.html_report import write_report
 from robopolicy.reporting.run_reader import PIECES
 from robopolicy.reporting.settings import grouped, read_members, runs_below
 from robopolicy.reporting.sweep_page import write_sweep_report
-from robopolicy.runs.run_dir import PROVENANCE
 from robopolicy.runs.stages import FILE as STAGES
+from robopolicy.utils.provenance import PROVENANCE
 from robopolicy.utils.threads import set_threads
 
 _OF_A_RUN = (*PIECES, "checkpoints", "episodes*", "*/job.json", "*/config.yaml")  # or of a folder of runs

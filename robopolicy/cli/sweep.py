@@ -77,7 +77,7 @@ def _known_jobs(found: Sweep) -> list[Values]:
 def _run(verb: Verb, found: Sweep, folder: Path, config_dirs: Sequence[Path]) -> int:
     from robopolicy.config import registry
     from robopolicy.runs.folder_lock import claimed
-    from robopolicy.runs.run_dir import CONFIG, PROVENANCE
+    from robopolicy.runs.run_dir import CONFIG
     from robopolicy.runs.sweep_job import run_names
     from robopolicy.utils.provenance import write_provenance
 
@@ -93,8 +93,7 @@ def _run(verb: Verb, found: Sweep, folder: Path, config_dirs: Sequence[Path]) ->
     folder.mkdir(parents=True, exist_ok=True)
     with claimed(folder, "run_dir"), _stopping(folder, found.option("hydra/launcher")):
         _check_begun(job, jobs)
-        if not (folder / PROVENANCE).exists():
-            write_provenance(folder)
+        write_provenance(folder)
         try:
             launch(found, folder, job)
             failure = ""

@@ -125,6 +125,11 @@ def _facts(run: Run) -> dict[str, Any]:
     libraries = run.provenance.get("versions")
     if isinstance(libraries, dict):
         facts["versions"] = " · ".join(f"{k} {v}" for k, v in libraries.items())
+    earlier = run.provenance.get("earlier")
+    starts = [start for start in earlier if isinstance(start, dict)] if isinstance(earlier, list) else []
+    if starts:
+        texts = ([str(start.get(key, "")) for key in ("command", "commit", "date")] for start in starts)
+        facts["begun by"] = "\n".join(map(" · ".join, texts))
     return facts
 
 

@@ -16,7 +16,8 @@ from robopolicy.evaluation.episode_table import EpisodeTable
 from robopolicy.evaluation.video import INDEX
 from robopolicy.reporting.played import holds_evaluations_alone, older_checkpoint, played_run
 from robopolicy.runs.inputs import there
-from robopolicy.runs.run_dir import PROVENANCE, read_config
+from robopolicy.runs.run_dir import read_config
+from robopolicy.utils.provenance import PROVENANCE
 
 # Files of a complete run directory, and the purpose of each.
 PIECES = {

@@ -26,11 +26,10 @@ from robopolicy.runs.config_changes import compared_keys, default_of, may_change
 from robopolicy.runs.folder_lock import BusyError, claimed
 from robopolicy.runs.inputs import INPUTS, changed_inputs, same_input, write_inputs
 from robopolicy.utils.atomic import write_atomically
-from robopolicy.utils.provenance import write_provenance
+from robopolicy.utils.provenance import PROVENANCE, write_provenance
 from robopolicy.utils.storage import checkpoints_in
 
 CONFIG = "config.yaml"
-PROVENANCE = "provenance.json"
 _OF_A_START = frozenset({".lock", CONFIG, PROVENANCE, INPUTS, "spec.json"})  # written before any result
 _log = logging.getLogger(__name__)
 
@@ -83,7 +82,7 @@ def has_stage(out: Path) -> bool:
 def open_run(
     run_dir: Path, config: Mapping[str, Any], *, begun: Callable[[Path], bool] = has_checkpoint
 ) -> Iterator[None]:
-    """Lock a run directory while the block lasts, and write its config and provenance.
+    """Lock a run directory while the block lasts, and write its config and the provenance of this start.
 
     Args:
         begun: tells whether the run has results of its config; before that another config replaces it.
@@ -106,8 +105,7 @@ def open_run(
         else:
             _forget(run_dir)
             (run_dir / PROVENANCE).unlink(missing_ok=True)
-        if not (run_dir / PROVENANCE).exists():
-            write_provenance(run_dir)
+        write_provenance(run_dir)
         write_atomically(run_dir / CONFIG, dump(config))
         write_inputs(run_dir, config)  # last: without a config beside them they would stay for another start
         yield

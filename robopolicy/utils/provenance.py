@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import json
@@ -16,9 +17,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from robopolicy.core.errors import DataError
+from robopolicy.core.untrusted import read_json
 from robopolicy.utils.atomic import write_atomically
 from robopolicy.utils.suite_packages import installed
 
+PROVENANCE = "provenance.json"
 _LIBRARIES = ("torch", "mujoco", "numpy", "gymnasium", "lerobot", "diffusers", "hydra-core")
 
 
@@ -137,5 +141,15 @@ def provenance(arguments: list[str] | None = None) -> dict[str, Any]:
 
 
 def write_provenance(run_dir: Path | str, arguments: list[str] | None = None) -> Path:
-    """Write `provenance.json` into `run_dir`."""
-    return write_atomically(Path(run_dir) / "provenance.json", json.dumps(provenance(arguments), indent=2) + "\n")
+    """Write `provenance.json` into `run_dir`, in place of one that is there.
+
+    A start before this one that had another command or commit stays in it, in the list `earlier`, oldest first.
+    """
+    file, now = Path(run_dir) / PROVENANCE, provenance(arguments)
+    before = dict[str, Any]()
+    with contextlib.suppress(DataError):  # none yet, or damaged
+        before = read_json(file, error=DataError)
+    earlier = found if isinstance(found := before.pop("earlier", None), list) else []
+    if before and any(before.get(key) != now[key] for key in ("command", "commit")):
+        earlier = [*earlier, before]
+    return write_atomically(file, json.dumps(now | ({"earlier": earlier} if earlier else {}), indent=2) + "\n")

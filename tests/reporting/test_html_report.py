@@ -141,6 +141,19 @@ def test_films_are_bounded_in_size(tmp_path):
     assert "2 films did not fit into this page: 02.mp4, 00.mp4" in page.text  # the success went last
 
 
+def test_a_continued_run_shows_its_last_command_to_copy_and_those_before_it(tmp_path):
+    folder = complete_run(tmp_path / "run", films=0)
+    for word in ("loop.steps=20", "loop.steps=20", "loop.steps=30"):
+        write_provenance(folder, ["robopolicy", "train", "task=pick", word])
+    page = Page(write_report(folder, tmp_path / "report.html"))
+    assert "<pre>robopolicy train task=pick loop.steps=30</pre>" in page.html
+    assert page.html.count("robopolicy train task=pick loop.steps=20") == 1, "the same command again is no other start"
+    begun = page.html.partition("<dt>begun by<dd>")[2].partition("<dt>")[0]
+    assert begun.index("robopolicy train task=pick ·") < begun.index("loop.steps=20 ·")
+    (folder / "provenance.json").write_text(json.dumps({"command": "x", "earlier": [1, {"command": 2}]}))
+    assert "2 ·" in Page(write_report(folder, tmp_path / "report.html")).html
+
+
 def test_whatever_is_missing_is_said(tmp_path):
     empty = tmp_path / "empty"
     (empty / "checkpoints").mkdir(parents=True)

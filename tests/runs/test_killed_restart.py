@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -24,3 +25,15 @@ def test_a_restart_may_be_killed_at_its_provenance(tmp_path: Path, monkeypatch: 
             pass
     with open_run(run, config, begun=lambda _: False):
         assert (run / "config.yaml").is_file() and (run / "provenance.json").is_file()
+
+
+def test_a_continued_run_keeps_each_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for steps in (10, 20):
+        monkeypatch.setattr("sys.argv", ["robopolicy", "train", f"loop.steps={steps}"])
+        with open_run(tmp_path, {"loop": {"steps": steps}}, begun=lambda _: True):
+            pass
+    found = json.loads((tmp_path / "provenance.json").read_text())
+    assert found["command"] == "robopolicy train loop.steps=20"
+    assert [start["command"] for start in found["earlier"]] == ["robopolicy train loop.steps=10"]
+    with open_run(tmp_path, {"seed": 1}, begun=lambda _: False):
+        assert "earlier" not in json.loads((tmp_path / "provenance.json").read_text()), "another run takes its place"
