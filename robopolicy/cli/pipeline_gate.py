@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -12,21 +12,39 @@ from robopolicy.cli.gate import text, without_run
 from robopolicy.cli.run_verb import call
 from robopolicy.cli.verbs import find_verb
 from robopolicy.config.compose import compose
+from robopolicy.config.schema import TARGET
 from robopolicy.core.errors import RobopolicyError
 from robopolicy.datasets.episodes import held_out, succeeded, take
 from robopolicy.datasets.lerobot_reader import load_episodes
+from robopolicy.datasets.metadata import RecordingMeta
 from robopolicy.evaluation.off_policy_evaluation import GateResult
+from robopolicy.runs.checkpointer import load_policy
 from robopolicy.runs.inputs import model_digest
 from robopolicy.runs.stages import StageRecord
 from robopolicy.world_models.envs.starts import own_starts
 from robopolicy.world_models.evaluation.calibration import dynamics_faults
 from robopolicy.world_models.evaluation.imagined_evaluation import FEWEST
-from robopolicy.world_models.models.world import load_world
+from robopolicy.world_models.models.world import features_read, load_world
 
 Estimator = Literal["fitted_q", "world_model"]
 MODEL = (  # of a world model that judges and that nothing learns in: from a few hundred episodes
     "algo=world_model", "loop.steps=4_000", "loop.success.precision=0.9", "loop.success.min_positives=24",
 )  # fmt: skip
+
+
+def needless(policy: Path, config: Mapping[str, Any], collected: Iterable[Path]) -> list[str]:
+    """Return why a world model of this config need not be learned for the gate, one sentence each; []: it may serve.
+
+    It predicts other features than the policy reads, or every recorded episode succeeded.
+    """
+    observation = load_policy(policy).spec.observation
+    node = config["world_model"]
+    if unread := sorted(observation.keys() - features_read(node, observation).keys()):
+        return [f"the policy reads {', '.join(unread)}, which world_model={node[TARGET]} does not predict."]
+    found = [meta.provenance for path in collected if (meta := RecordingMeta.load(path)) is not None]
+    if found and all(part.get("successes") == part.get("attempted") for part in found):
+        return ["no recorded episode failed."]
+    return []
 
 
 def unusable(model: Path) -> list[str]:

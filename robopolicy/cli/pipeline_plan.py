@@ -13,10 +13,15 @@ from robopolicy.cli.refine import own_dataset
 from robopolicy.cli.verbs import find_verb
 from robopolicy.config.compose import check_paths, compose
 from robopolicy.config.instantiate import build
-from robopolicy.core.errors import ConfigError, UsageError
+from robopolicy.config.registry import resolve
+from robopolicy.config.schema import TARGET
+from robopolicy.core.errors import ConfigError, SpecError, UsageError
 from robopolicy.core.types import FixedStarts, VecEnv
 from robopolicy.evaluation.gate_checks import FEWEST, check_level
 from robopolicy.evaluation.policy_ref import PolicyRef, task_of
+from robopolicy.policies.factory import build_policy
+from robopolicy.runs.checkpointer import load_policy
+from robopolicy.training.offline_rl import check_updates
 
 Stage = Literal["imitate", "collect", "offline", "online", "one_step", "compare"]
 STAGES: dict[str, str] = {  # in order
@@ -78,11 +83,14 @@ def begin(
         raise ConfigError(
             f"model: {sorted(more['model'])} have no effect with gate=fitted_q, which learns no world model."
         )
-    gate.held_out = _check_keys(out, more)  # a typo is refused before a missing dataset, and before hours of work
+    offline = _check_keys(out, more)  # a typo is refused before a missing dataset, and before hours of work
+    gate.held_out = float(offline["loop"].get("held_out") or 0.0)
     check_paths({"base": base and str(base), "dataset": dataset and str(dataset)})
     _check_stages(base, dataset, task, stages, rounds=rounds, demos=demos)
     if "offline" in stages or rounds > 1:
         _check_rollouts(rollouts, gate.held_out)
+    if "offline" in stages:
+        _check_offline(base, offline)
     node = task
     if base is not None:
         ref = PolicyRef.of(base, "latest", out / "look")
@@ -108,8 +116,8 @@ def _check_starts(task: dict[str, Any]) -> None:
         close()
 
 
-def _check_keys(out: Path, more: dict[str, dict[str, Any]]) -> float:
-    """Compose the config of every training with its further keys; return the held-out share of the rollouts."""
+def _check_keys(out: Path, more: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """Compose the config of every training with its further keys; return that of `offline`."""
     configs = dict[str, dict[str, Any]]()
     for name, keys in more.items():
         words, settings = split_keys(keys)
@@ -118,7 +126,20 @@ def _check_keys(out: Path, more: dict[str, dict[str, Any]]) -> float:
             configs[name] = compose(find_verb("train"), [f"algo={_ALGOS[name]}", *words], settings=given)
         except UsageError as error:
             raise UsageError(f"stage {name}: {error}") from None
-    return float(configs["offline"]["loop"].get("held_out") or 0.0)
+    return configs["offline"]
+
+
+def _check_offline(base: Path | None, config: dict[str, Any]) -> None:
+    """Refuse a budget without updates of the policy, and a base that offline RL cannot fine-tune."""
+    loop, policy = config["loop"], config["policy"]
+    try:
+        if loop[TARGET] == "offline_rl":
+            check_updates(loop["steps"], loop["critic_only_updates"])
+        if base is not None and policy[TARGET] == "finetuned":
+            built = build_policy(policy, base=load_policy(base))
+            getattr(resolve(config["algo"], "algo"), "check_policy", lambda policy: None)(built)
+    except (ConfigError, SpecError) as error:
+        raise ConfigError(f"stage offline: {error}\nOr leave it out: stages=[…] without offline.") from None
 
 
 def _check_stages(

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from robopolicy.cli.pipeline_films import COMPARED, film_first_and_last
-from robopolicy.cli.pipeline_gate import MODEL, PipelineGate, unusable
+from robopolicy.cli.pipeline_gate import MODEL, PipelineGate, needless, unusable
 from robopolicy.cli.pipeline_names import named, split_keys, stage_of
 from robopolicy.cli.refine import NUM_ENVS, look
 from robopolicy.cli.run_verb import call
@@ -112,18 +112,20 @@ class Flow:
     def model(self, round: int = 1) -> bool | None:
         """Learn a world model of all recorded episodes and the demonstrations, by which the gate then judges.
 
-        Where these do not make a usable one, the stage says why, and the gate reads the held-out episodes.
+        Where these do not make a usable one, the stage says why, and the gate reads the held-out episodes. None is
+        learned for a policy that reads what it would not predict, or where no episode failed.
         """
         name, (*before, newest) = named("model", round), self.collected
         data = {earlier: self.collected[earlier] for earlier in before}
         data |= {} if self.dataset is None else {"demos": self.dataset}
-        inputs = {"dataset": self.collected[newest], "loop.data": data, "task": None}
-        self.gate.model, trained, bad = None, None, list[str]()
-        try:
-            trained = self._train(name, *MODEL, **inputs)
-            bad = unusable(self.out / name)
-        except (DataError, SpecError) as error:
-            bad = [str(error)]
+        config = self._config(name, *MODEL, dataset=self.collected[newest], task=None, **{"loop.data": data})
+        self.gate.model, trained = None, None
+        if not (bad := needless(self.policy, config, self.collected.values())):
+            try:
+                trained = self._run(name, config)
+                bad = unusable(self.out / name)
+            except (DataError, SpecError) as error:
+                bad = [str(error)]
         if not bad:
             self.gate.model = self.out / name
         note = f"No world model: {' '.join(bad)} So the gate reads the held-out episodes." if bad else ""
@@ -223,9 +225,15 @@ class Flow:
 
     def _train(self, name: str, *words: str, **inputs: Any) -> Metrics | None:
         """Train a stage in its folder; None where it was done."""
+        return self._run(name, self._config(name, *words, **inputs))
+
+    def _config(self, name: str, *words: str, **inputs: Any) -> dict[str, Any]:
+        """Compose the config of a training."""
         further, settings = split_keys(self.more[stage_of(name)])
         given = {**self.common, "task": self.task, "run_dir": self.out / name, **inputs, **settings}
-        config = compose(find_verb("train"), [*words, *further], settings=given)
+        return compose(find_verb("train"), [*words, *further], settings=given)
+
+    def _run(self, name: str, config: dict[str, Any]) -> Metrics | None:
         with self.records.running(name, config) as todo:
             trained: Metrics | None = call(find_verb("train"), config) if todo else None
             if trained and name == "online":

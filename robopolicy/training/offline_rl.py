@@ -95,11 +95,7 @@ def offline_rl(
         CheckpointError: the recorded data of a resumed run has changed. SpecError: see load_rollouts.
     """
     check_algorithm(algo, OffPolicy, "offline_rl")
-    if critic_only_updates >= steps:
-        raise ConfigError(
-            f"loop.critic_only_updates={critic_only_updates}: leaves nothing of loop.steps={steps} for the policy. "
-            "Lower the first or raise the second."
-        )
+    check_updates(steps, critic_only_updates)
     recorded = learned_episodes(rollouts, demos, algo, held_out)
     shares = [batch_size] if demos is None else [batch_size - round(batch_size * demo_fraction)]
     shares += [] if demos is None else [batch_size - shares[0]]
@@ -132,6 +128,15 @@ def offline_rl(
             if last:
                 return {**state.window.means, "steps": steps, "train_s": state.train_s, **state.result}
             learn(state, sampler, tracker, critic_only=critic_only_updates)
+
+
+def check_updates(steps: int, critic_only_updates: int) -> None:
+    """Raise ConfigError where critic-only updates take all of `steps`."""
+    if critic_only_updates >= steps:
+        raise ConfigError(
+            f"loop.critic_only_updates={critic_only_updates}: leaves nothing of loop.steps={steps} for the policy. "
+            "Lower the first or raise the second."
+        )
 
 
 def learn(state: OfflineRLState, sampler: BatchSampler, tracker: LogsMetrics, *, critic_only: int) -> None:

@@ -7,6 +7,7 @@ import shutil
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,10 +21,12 @@ from robopolicy.cli.run_verb import call
 from robopolicy.config import registry
 from robopolicy.config.verb import Verb
 from robopolicy.core.errors import ConfigError
+from robopolicy.core.types import STATE, Feature
 from robopolicy.datasets.lerobot_reader import load_episodes
-from robopolicy.datasets.metadata import env_steps_of
+from robopolicy.datasets.metadata import RecordingMeta, env_steps_of
 from robopolicy.evaluation.off_policy_evaluation import GateResult
 from robopolicy.policies.find import read_spec
+from robopolicy.runs.checkpointer import load_policy
 from robopolicy.runs.run_dir import read_config
 from robopolicy.training import refinement_rules
 from robopolicy.training.offline_rl import NoFailures
@@ -318,6 +321,33 @@ def test_where_episodes_do_not_make_a_world_model_the_gate_reads_them(
     assert "No world model: " in (tmp_path / "report.html").read_text()
 
 
+def test_no_world_model_is_learned_for_a_policy_that_reads_what_it_would_not_predict(
+    finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    policy = load_policy(finished / "imitate")
+    config = {"world_model": {"_target_": "ensemble"}}
+    recorded = [finished / "collect" / "data"]
+    for reads, found in ((STATE, []), ("observation.goal", ["the policy reads observation.goal, which world_model="
+                                                           "ensemble does not predict."])):  # fmt: skip
+        spec = replace(policy.spec, observation={reads: Feature((3,), "float32")})
+        monkeypatch.setattr(pipeline_gate, "load_policy", lambda path, spec=spec: SimpleNamespace(spec=spec))
+        assert pipeline_gate.needless(finished, config, recorded) == found
+    monkeypatch.setattr(
+        RecordingMeta, "load", lambda path: SimpleNamespace(provenance={"successes": 3, "attempted": 3})
+    )
+    monkeypatch.setattr(pipeline_gate, "load_policy", lambda path: policy)
+    assert pipeline_gate.needless(finished, config, recorded) == ["no recorded episode failed."]
+
+
+def test_a_base_that_offline_cannot_fine_tune_is_refused_before_any_stage(
+    finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [f"base={finished / 'online'}", f"out={tmp_path}", "stages=[collect,offline]", "rollouts=300", *MORE[:3]]
+    assert main(["pipeline", *words]) == 1
+    assert "stage offline: base: a diffusion or flow policy has a chain to fine-tune" in capsys.readouterr().err
+    assert not (tmp_path / "collect").exists()
+
+
 def test_no_further_round_is_made_where_no_gate_can_decide(
     data: Path, finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -449,6 +479,10 @@ def test_offline_needs_episodes(data: Path, tmp_path: Path, capsys: pytest.Captu
         (["level=0.3"], "level=0.3: expected a confidence from 0.5"),
         (["gate=fitted_q", "model.loop.steps=9"], "model: ['loop'] have no effect with gate=fitted_q"),
         (["dataset=nowhere"], "dataset=nowhere: no dataset here"),
+        (
+            ["stages=[imitate,collect,offline]", "rollouts=300", "offline.loop.steps=9"],
+            "stage offline: loop.critic_only_up",
+        ),
         (["demos=5"], "demos=5: demonstrations are recorded only where nothing else is given"),
     ],
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal
@@ -11,9 +12,10 @@ import torch
 from torch import Tensor
 
 from robopolicy.config.instantiate import build
+from robopolicy.config.registry import resolve
 from robopolicy.core.errors import CheckpointError, ConfigError, SpecError
 from robopolicy.core.specs import EnvFile
-from robopolicy.core.types import EnvSpec, Metrics
+from robopolicy.core.types import EnvSpec, Feature, Metrics
 from robopolicy.core.untrusted import checked
 from robopolicy.world_models.models.dynamics import Dynamics, History
 from robopolicy.world_models.models.model_files import ModelFiles, ReportedModel
@@ -103,6 +105,12 @@ def make_world(spec: EnvSpec, nodes: dict[str, Any]) -> World:
         raise ConfigError(f"world_model: built a {type(dynamics).__name__}, expected a Dynamics")
     success = build(nodes["success"], "success", feature_dim=dynamics.feature_dim)
     return World(spec, dynamics, success, nodes=nodes)
+
+
+def features_read(node: dict[str, Any], offered: Mapping[str, Feature]) -> dict[str, Feature]:
+    """Return those of the offered features that the dynamics of a node would model."""
+    reads: Callable[..., dict[str, Feature]] = getattr(resolve(node, "world_model"), "reads", Dynamics.reads)
+    return reads(offered)
 
 
 def load_world(path: Path | str, *, which: Literal["latest", "best"] = "latest") -> World:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from pathlib import Path
 from typing import Any, cast
@@ -9,7 +10,6 @@ from typing import Any, cast
 import torch
 
 from robopolicy.algos.bc import BC
-from robopolicy.config.registry import resolve
 from robopolicy.config.schema import Count, Fraction, Natural, Node, NonNegative, Positive
 from robopolicy.core.errors import ConfigError, DataError, SpecError
 from robopolicy.core.protocols import LogsMetrics
@@ -21,8 +21,7 @@ from robopolicy.policies.base import Policy
 from robopolicy.utils.storage import load_weights
 from robopolicy.world_models.envs.starts import made_from
 from robopolicy.world_models.evaluation.calibration import assess, summary
-from robopolicy.world_models.models.dynamics import Dynamics
-from robopolicy.world_models.models.world import World, load_world, make_world
+from robopolicy.world_models.models.world import World, features_read, load_world, make_world
 from robopolicy.world_models.training.data import (
     HOLDOUT,
     Mixture,
@@ -96,7 +95,7 @@ def _build(
     weights: dict[str, float], holdout: float, init: Path | None, seed: int, device: torch.device,
 ) -> tuple[World, dict[str, Mixture]]:  # fmt: skip
     """Load the data and build the world that it describes, in the units of the training part."""
-    reads = getattr(resolve(nodes["world_model"], "world_model"), "reads", Dynamics.reads)
+    reads = functools.partial(features_read, nodes["world_model"])
     sources = {n: load_source(p, n, incomplete=incomplete, cameras=cameras, reads=reads) for n, p in paths.items()}
     mixture = mix(sources, weights)
     spec = _spec(paths, mixture.episodes)
