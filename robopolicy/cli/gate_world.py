@@ -102,5 +102,5 @@ def _policy(name: str, path: Path, spec: EnvSpec, world: Node) -> Policy:
     except SpecError as error:
         raise SpecError(
             f"{name}={path}: does not fit world.model={world['model']}. Give a model of the task that it was trained "
-            f"on.\n{error}"
+            f"on, which predicts what it reads, or judge by dataset=<recorded rollouts>.\n{error}"
         ) from None

@@ -6,6 +6,7 @@ n frames has n − 1 transitions for the dynamics. Success is a property of (fra
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,6 +24,7 @@ from robopolicy.datasets.episodes import Episodes, concatenate, take
 from robopolicy.datasets.lerobot_reader import dataset_features, load_episodes
 from robopolicy.world_models.models.dynamics import Dynamics, History
 
+_log = logging.getLogger(__name__)
 HOLDOUT = 0.15  # share of episodes that a model is not trained on, where its config does not say
 _SPLIT_STREAM, _DRAW_STREAM = 9201, 9202
 _NEAR = 15  # frames before an episode's end that are drawn more often as negatives: they resemble success
@@ -58,7 +60,11 @@ def load_source(
     features = dataset_features(path)
     if STATE not in features:
         raise SpecError(f"{name}={path}: the world model reads {STATE!r}, the dataset offers {sorted(features)}")
-    return load_episodes(path, needed=reads(with_cameras(features, cameras, where="cameras")), incomplete=incomplete)
+    needed = reads(with_cameras(features, cameras, where="cameras"))
+    if unread := sorted(key for key, feature in features.items() if key not in needed and len(feature.shape) == 1):
+        _log.warning("%s=%s: the world model predicts no %s; a policy that reads it cannot act in this model.",
+                     name, path, ", ".join(unread))  # fmt: skip
+    return load_episodes(path, needed=needed, incomplete=incomplete)
 
 
 def mix(sources: Mapping[str, Episodes], weights: Mapping[str, float]) -> Mixture:

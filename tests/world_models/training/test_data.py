@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 
 from robopolicy.core.errors import ConfigError, DataError, SpecError
-from robopolicy.core.types import STATE, ActionSpec
+from robopolicy.core.types import STATE, ActionSpec, Feature
 from robopolicy.datasets.episodes import take
+from robopolicy.world_models.training import data
 from robopolicy.world_models.training.data import (
     WorldModelBatches,
     check_learnable,
@@ -37,6 +39,16 @@ def test_every_transition_is_learned_from_as_first_step_once() -> None:
     assert (owner == owner[:, :1]).all(), "no window crosses an episode"
     steps = frames[:, 1:] - frames[:, :-1]
     assert torch.equal(steps == 1, valid), "valid is where the next frame is another one"
+
+
+def test_vectors_that_the_model_does_not_predict_are_named(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    features = {STATE: Feature((2,)), "observation.goal": Feature((3,)), "observation.images.top": Feature((3, 8, 8))}
+    monkeypatch.setattr(data, "dataset_features", lambda path: features)
+    monkeypatch.setattr(data, "load_episodes", lambda path, needed, incomplete: needed)
+    assert list(data.load_source(Path("play"), "dataset")) == [STATE]
+    assert "dataset=play: the world model predicts no observation.goal; a policy that reads" in caplog.text
 
 
 def batches(mixture, **changes):
