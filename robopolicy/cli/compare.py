@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from robopolicy.cli.task_label import task_label
-from robopolicy.config.schema import Count, Device, Natural, Node
+from robopolicy.config.schema import TARGET, Count, Device, Natural, Node
 from robopolicy.core.command_line import argument
 from robopolicy.core.errors import ConfigError
 from robopolicy.evaluation import compare as comparing
@@ -87,6 +87,12 @@ def compare(
     return result
 
 
+def _differing(task: dict[str, Any], other: dict[str, Any]) -> str:
+    """Return those keys of a task in which it differs from another."""
+    return ", ".join(f"{'task' if key == TARGET else key}={value}" for key, value in task.items()
+                     if key not in other or other[key] != value) or "its defaults"  # fmt: skip
+
+
 def _dashed(*parts: str) -> str:
     return "-".join(filter(None, parts))
 
@@ -124,10 +130,14 @@ def _compare_pair(
     if called[0] == called[1] or not all(called):
         raise ConfigError(f"names: expected two different names, found {list(called)}; they name the files of the rows")
     how: dict[str, Any] = {"deterministic": deterministic, "split": split}
+    of_a, of_b = map(trained_task, (place_a, place_b))
+    if task is None and of_a and of_b and of_a != of_b:
+        print(f"task: {called[0]} was trained on {_differing(of_a, of_b)}, {called[1]} on {_differing(of_b, of_a)}; "
+              "they are compared on the latter. To choose: task=<name>.")  # fmt: skip
     other, own = task_label(task, place_b), called[1] if called[1] != place_b.name else ""
     label_a = label(_dashed(called[0], other), checkpoint=place_a.checkpoint, **how)
     label_b = label(_dashed(own, other), checkpoint=place_b.checkpoint, **how)
-    env = env_of(task, place_b if trained_task(place_b) else place_a, min(num_envs, episodes))
+    env = env_of(task, place_b if of_b else place_a, min(num_envs, episodes))
     first, second = (load_policy(ref.policy, device=device, env=env.spec) for ref in (place_a, place_b))
     rows_a = evaluated_rows(first, env, place_a, label_a, episodes, split, deterministic)
     rows_b = evaluated_rows(second, env, place_b, label_b, episodes, split, deterministic)

@@ -40,14 +40,15 @@ class PolicyRef:
             return cls._of_lerobot(path, policy, out)
         if (fetched := _repository(path)) is not None:
             return cls(policy, None, _given(out, path), fetched)
-        run = next((p for p in policy.resolve().parents if (p / CONFIG).is_file()), None)
-        if out is None and run is None:
-            out = _beside(policy)
-        if run is not None:
-            check_links(run, apart=WANDB)
-        name = (run or policy.resolve()).name
-        checkpoint = which if which == "best" else _checkpoint(policy.resolve(), run)
-        return cls(policy, run, out or run or policy, name, checkpoint=checkpoint)
+        parents = policy.resolve().parents
+        run = next((p for p in parents if (p / CONFIG).is_file()), None)
+        steps = (p for p in parents if p.parent.name == "checkpoints" and p.name.startswith("step_"))
+        folder = run or next((p.parents[1] for p in steps), None)  # the latter of a training in Python
+        if folder is not None:
+            check_links(folder, apart=WANDB)
+        name = (folder or policy.resolve()).name
+        checkpoint = which if which == "best" else _checkpoint(policy.resolve(), folder)
+        return cls(policy, run, out or folder or _beside(policy), name, checkpoint=checkpoint)
 
     @classmethod
     def _of_lerobot(cls, path: Path, policy: Path, out: Path | None) -> PolicyRef:

@@ -64,7 +64,8 @@ def write_report(
     text = render(
         "run.html", title=title, meta=_meta(runs, evaluations), runs=runs, pair=pair,
         several=len([run for run in runs if run.evaluations]),
-        evaluations=evaluations, comparison=comparison, **(_paired(pair, comparison) if comparison else {}),
+        evaluations=evaluations, several_envs=len(envs) > 1, comparison=comparison,
+        **(_paired(pair, comparison) if comparison else {}),
         split=f"{split} " if split not in ("", "mixed", "none") else "",
         rates=plots.intervals_of_page(rates), curves=learning_curves(runs, base, legend=False), legend=legend_of(runs),
         charts=training_charts(runs), not_drawn=metrics_not_drawn(runs), imitations=imitations(runs),
@@ -110,13 +111,15 @@ def sampled_cells[T](kinds: Sequence[Sequence[T]], most: int = _MOST_CELLS) -> l
 
 def _episodes(evaluations: Sequence[Evaluation]) -> tuple[list[str], list[list[Any]]]:
     """Return columns and rows of the table of episodes; seeds are texts, as JavaScript has no 64-bit numbers."""
-    columns = ["evaluation", "seed", "task", "success_once", "success_at_end", "return", "length", "ended_by"]
-    rows = [[e.name, str(seed), task, int(once), int(end), round(total, 4), length, by] for e in evaluations
-            for seed, task, once, end, total, length, by in e.rows.frame[columns[1:]].itertuples(index=False, name=None)
-            ]  # fmt: skip
-    if len({row[2] for row in rows}) == 1:  # a single instruction needs no column
-        del columns[2]
-        rows = [row[:2] + row[3:] for row in rows]
+    columns = ["evaluation", "seed", "env", "task", "success_once", "success_at_end", "return", "length", "ended_by"]
+    rows = [[e.name, str(seed), *where, int(once), int(end), round(total, 4), length, by] for e in evaluations
+            for seed, *where, once, end, total, length, by
+            in e.rows.frame[columns[1:]].itertuples(index=False, name=None)]  # fmt: skip
+    for column in ("task", "env"):  # a single one needs no column
+        at = columns.index(column)
+        if len({row[at] for row in rows}) == 1:
+            del columns[at]
+            rows = [row[:at] + row[at + 1 :] for row in rows]
     return columns, rows
 
 

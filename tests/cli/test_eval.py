@@ -190,7 +190,7 @@ def test_a_base_is_known_by_its_files_and_another_policy_is_no_base(
 
 
 def test_results_of_a_policy_in_no_run_lie_beside_it(runs: tuple[Path, Path], tmp_path: Path) -> None:
-    folder = tmp_path / "policies" / "act"
+    folder = tmp_path / "checkpoints" / "act"
     save_policy(gaussian(5), folder)
     eval.evaluate(checkpoint=folder, task={"_target_": "point"}, episodes=3, videos=0)
     results = folder.with_name("act-results")
@@ -204,6 +204,29 @@ def test_results_of_a_policy_in_no_run_lie_beside_it(runs: tuple[Path, Path], tm
     results.symlink_to(tmp_path)
     with pytest.raises(ConfigError, match="act-results: results do not follow links"):
         PolicyRef.of(folder, "latest", None)
+
+
+def test_results_of_a_run_made_in_python_outlive_its_checkpoints(tmp_path: Path) -> None:
+    run = tmp_path / "mine"
+    checkpointer = Checkpointer(run, keep=1)
+    checkpointer.save(1, policy=gaussian(0), state={})
+    ref = PolicyRef.of(run, "latest", None)
+    assert (ref.run, ref.out, ref.name, ref.checkpoint) == (None, run, "mine", "")
+    (run / "videos").symlink_to(tmp_path)
+    with pytest.raises(CheckpointError, match="videos"):
+        PolicyRef.of(run, "latest", None)
+
+
+def test_policies_of_different_tasks_are_compared_with_a_remark(
+    runs: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    bc, refined = runs
+    compare.compare(a=bc, b=refined, episodes=3, videos=0)
+    assert "was trained on" not in capsys.readouterr().out
+    (bc / "config.yaml").write_text("task: {_target_: point, horizon: 9}\n")
+    compare.compare(a=bc, b=refined, episodes=3, videos=0)
+    said = capsys.readouterr().out
+    assert "task: base was trained on horizon=9, refined on its defaults; they are compared on the latter" in said
 
 
 def test_lists_are_training_seeds_and_are_pooled(

@@ -11,6 +11,7 @@ import pytest
 from robopolicy.cli.report import report
 from robopolicy.core.errors import ConfigError, DataError
 from robopolicy.datasets.lerobot_writer import DatasetWriter
+from robopolicy.evaluation.episode_table import EpisodeTable
 from robopolicy.evaluation.mp4 import Mp4Writer
 from robopolicy.evaluation.video import INDEX
 from robopolicy.policies.find import policy_digest
@@ -139,6 +140,16 @@ def test_films_are_bounded_in_size(tmp_path):
     page = Page(write_report(run, tmp_path / "r.html", max_video_mib=1.5 * size / 2**20))
     assert len(page.requests) == 1
     assert "2 films did not fit into this page: 02.mp4, 00.mp4" in page.text  # the success went last
+
+
+def test_evaluations_of_several_tasks_name_theirs(tmp_path):
+    for name, env in (("one", "point"), ("other", "line")):
+        rows = make_rows([True, False])
+        EpisodeTable(rows.frame.assign(env=env)).save(tmp_path / name / "episodes.csv")
+    one, both = (Page(write_report([tmp_path / n for n in names], tmp_path / "report.html")).html
+                 for names in (("one",), ("one", "other")))  # fmt: skip
+    assert "<th>env" in both and "<td>line" in both and '"seed","env",' in both
+    assert "<th>env" not in one and '"env"' not in one
 
 
 def test_a_continued_run_shows_its_last_command_to_copy_and_those_before_it(tmp_path):
