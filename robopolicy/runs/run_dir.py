@@ -69,8 +69,8 @@ _EVALUATED = ("episodes*.csv", "episodes*.parquet", "comparison*.json", "videos"
 
 
 def has_checkpoint(run_dir: Path) -> bool:
-    """Return whether a training has a checkpoint to resume from."""
-    return bool(checkpoints_in(run_dir / "checkpoints"))
+    """Return whether a training, or the first of its `rounds`, has a checkpoint to resume from."""
+    return any(checkpoints_in(folder / "checkpoints") for folder in (run_dir, run_dir / "round_1" / "imagined"))
 
 
 def has_stage(out: Path) -> bool:

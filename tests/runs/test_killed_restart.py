@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from robopolicy.core.errors import ConfigError
 from robopolicy.runs import run_dir as module
 from robopolicy.runs.run_dir import open_run
 
@@ -37,3 +38,15 @@ def test_a_continued_run_keeps_each_command(tmp_path: Path, monkeypatch: pytest.
     assert [start["command"] for start in found["earlier"]] == ["robopolicy train loop.steps=10"]
     with open_run(tmp_path, {"seed": 1}, begun=lambda _: False):
         assert "earlier" not in json.loads((tmp_path / "provenance.json").read_text()), "another run takes its place"
+
+
+def test_a_run_killed_in_its_first_round_keeps_its_config(tmp_path: Path) -> None:
+    run, config, other = tmp_path / "run", {"rounds": 2, "base": "a"}, {"rounds": 2, "base": "b"}
+    for chosen in (config, other):  # nothing of the round can be resumed yet
+        with open_run(run, chosen):
+            (run / "round_1" / "imagined").mkdir(parents=True, exist_ok=True)
+    (run / "round_1" / "imagined" / "checkpoints" / "step_0000000001").mkdir(parents=True)
+    with pytest.raises(ConfigError, match="base: was 'b', now 'a'"), open_run(run, config):
+        pass
+    with open_run(run, other):
+        pass
