@@ -7,6 +7,7 @@ import hashlib
 import json
 import os
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from robopolicy.core.errors import RobopolicyError
 from robopolicy.core.trees import flatten
 from robopolicy.core.untrusted import pointed, read_bytes
 from robopolicy.datasets.files import read_json, visible
+from robopolicy.datasets.metadata import RecordingMeta
 from robopolicy.policies.find import find_policy, policy_digest
 from robopolicy.utils.atomic import write_atomically
 from robopolicy.utils.storage import MANIFEST
@@ -21,6 +23,7 @@ from robopolicy.utils.storage import MANIFEST
 INPUTS = "inputs.json"  # key of the config -> sha256
 _POLICIES = ("base", "teacher", "expert.checkpoint")
 _MODELS = ("model", "init")  # last parts of keys of world models: world.model, loop.synthetic.model, loop.init
+_READING = ("action", "dt", "tasks", "observation", "rename", "outcomes")  # of RecordingMeta; `data import` sets them
 _MODEL_FOLDERS = ("model", "trajectories", ".")  # in a checkpoint, see world_models.models.model_files
 
 
@@ -99,11 +102,13 @@ def model_digest(path: Path, which: str) -> str | None:
 
 
 def dataset_digest(path: Path) -> str:
-    """sha256 over the tables of a LeRobot dataset, and the names and sizes of its films."""
+    """sha256 over a LeRobot dataset's tables, the names and sizes of its films, and how its columns are read."""
     whole = hashlib.sha256()
     for file in visible([*path.glob("data/*/*.parquet"), *path.glob("meta/tasks.parquet")]):
         with file.open("rb") as stream:
             whole.update(f"{file.relative_to(path)}\0{hashlib.file_digest(stream, 'sha256').hexdigest()}\n".encode())
     for film in visible(path.glob("videos/**/*.mp4")):
         whole.update(f"{film.relative_to(path)}\0{film.stat().st_size}\n".encode())
+    if (meta := RecordingMeta.load(path)) is not None:
+        whole.update(json.dumps([asdict(meta)[key] for key in _READING]).encode())
     return whole.hexdigest()

@@ -8,9 +8,11 @@ from pathlib import Path
 import pytest
 
 from robopolicy.core.errors import ConfigError
+from robopolicy.datasets.metadata import RecordingMeta
 from robopolicy.runs.inputs import changed_inputs, same_input, write_inputs
 from robopolicy.runs.run_dir import CONFIG, check_same, dump, open_run
 from robopolicy.utils.storage import write_manifest
+from tests.fakes import POINT_ACTION
 
 
 def save(run: Path, step: int, weights: str, *, folder: str = "model", marks: tuple[str, ...] = ("latest",)) -> None:
@@ -69,3 +71,18 @@ def test_a_start_that_was_killed_leaves_no_contents_for_the_next_one(
     save(model, 2, "b")
     with open_run(run, config):
         assert changed_inputs(run, config) == [], "it begins with the contents of now"
+
+
+def test_a_dataset_that_is_read_otherwise_has_other_contents(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    (data / "meta").mkdir(parents=True)
+    (data / "meta" / "info.json").write_text("{}")
+    meta, config = RecordingMeta(POINT_ACTION, 0.1, ("go",), ()), {"dataset": str(data)}
+    meta.save(data)
+    write_inputs(tmp_path, config)
+    meta.complete = True
+    meta.save(data)
+    assert changed_inputs(tmp_path, config) == []
+    meta.outcomes = "success"
+    meta.save(data)
+    assert changed_inputs(tmp_path, config) == ["dataset"]
