@@ -85,7 +85,7 @@ def _digest(key: str, path: Path, flat: Mapping[str, Any]) -> str | None:
     with contextlib.suppress(RobopolicyError, OSError):
         if (path / "meta" / "info.json").is_file():
             return dataset_digest(path)
-        if key in _POLICIES and path.is_dir():
+        if key in _POLICIES:
             return policy_digest(find_policy(path))
         node, _, name = key.rpartition(".")
         if name in _MODELS and path.is_dir():

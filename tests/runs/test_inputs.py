@@ -86,3 +86,15 @@ def test_a_dataset_that_is_read_otherwise_has_other_contents(tmp_path: Path) -> 
     meta.outcomes = "success"
     meta.save(data)
     assert changed_inputs(tmp_path, config) == ["dataset"]
+
+
+def test_a_teacher_named_by_its_pointer_is_an_input(tmp_path: Path) -> None:
+    for step, folder in enumerate(("first", "second")):
+        save(tmp_path, step, folder, folder="policy")
+        (tmp_path / "checkpoints" / f"step_{step:010d}" / "policy" / "policy.json").write_text("{}")
+    config = {"teacher": str(tmp_path / "checkpoints" / "latest")}
+    (tmp_path / "checkpoints" / "latest").write_text("step_0000000000")
+    write_inputs(tmp_path, config)
+    assert changed_inputs(tmp_path, config) == []
+    (tmp_path / "checkpoints" / "latest").write_text("step_0000000001")
+    assert changed_inputs(tmp_path, config) == ["teacher"], "before its episodes are recorded again"
