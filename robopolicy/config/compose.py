@@ -60,6 +60,12 @@ def compose(
     return config
 
 
+def input_of(key: str) -> str:
+    """Return what a key names that a verb reads, by the name of such a key, e.g. "dataset"; "": nothing."""
+    name = "dataset" if _DATASETS.match(key) else "" if _TEXTS.match(key) else key.rpartition(".")[2]
+    return name if name in _READ else ""
+
+
 def check_paths(config: Mapping[str, Any]) -> None:
     """Refuse datasets, policies and recordings that do not exist, before anything is imported to read them.
 
@@ -73,8 +79,8 @@ def check_paths(config: Mapping[str, Any]) -> None:
     found = [(key, text) for key, value in flatten(config).items() for text in
              (value if isinstance(value, list) else [value])]  # fmt: skip
     for key, text in found:
-        name = "dataset" if _DATASETS.match(key) else "" if _TEXTS.match(key) else key.rpartition(".")[2]
-        if name not in _READ or not isinstance(text, str) or not text or os.path.exists(text):
+        name = input_of(key)
+        if not name or not isinstance(text, str) or not text or os.path.exists(text):
             continue
         path = Path(text)
         if text in _NO_PATHS or text.startswith("hub:") or (config.get("suite") and "@" in text):

@@ -11,6 +11,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from robopolicy.config.compose import input_of
 from robopolicy.core.errors import RobopolicyError
 from robopolicy.core.trees import flatten
 from robopolicy.core.untrusted import pointed, read_bytes
@@ -83,7 +84,7 @@ def _digest(key: str, path: Path, flat: Mapping[str, Any]) -> str | None:
         flat: all keys of the config; <node>.which beside <node>.model is the checkpoint that is read.
     """
     with contextlib.suppress(RobopolicyError, OSError):
-        if (path / "meta" / "info.json").is_file():
+        if input_of(key) and (path / "meta" / "info.json").is_file():
             return dataset_digest(path)
         if key in _POLICIES:
             return policy_digest(find_policy(path))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 
@@ -98,3 +99,11 @@ def test_a_teacher_named_by_its_pointer_is_an_input(tmp_path: Path) -> None:
     assert changed_inputs(tmp_path, config) == []
     (tmp_path / "checkpoints" / "latest").write_text("step_0000000001")
     assert changed_inputs(tmp_path, config) == ["teacher"], "before its episodes are recorded again"
+
+
+def test_a_folder_called_like_a_task_is_no_input(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "reach" / "meta").mkdir(parents=True)
+    (tmp_path / "reach" / "meta" / "info.json").write_text("{}")
+    write_inputs(tmp_path, {"task": {"name": "reach"}, "dataset": "reach", "loop": {"data": {"own": "reach"}}})
+    assert json.loads((tmp_path / "inputs.json").read_text()).keys() == {"dataset", "loop.data.own"}
