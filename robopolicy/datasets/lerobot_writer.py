@@ -6,7 +6,6 @@ import logging
 import math
 import os
 import shutil
-import tempfile
 from collections.abc import Mapping
 from contextlib import nullcontext, suppress
 from pathlib import Path
@@ -19,7 +18,8 @@ from numpy.typing import ArrayLike, NDArray
 from robopolicy.core.errors import DataError, closest
 from robopolicy.core.types import ENV_STATE, IMAGES, STATE, TASK, ActionSpec, Feature
 from robopolicy.datasets.lerobot_compat import check_column, hold_interrupts, lerobot_feature, skip_image_embedding
-from robopolicy.datasets.metadata import SEED, RecordingMeta, check_free
+from robopolicy.datasets.metadata import SEED, RecordingMeta, check_free, recorded
+from robopolicy.datasets.recording_folder import RecordingFolder, clear_killed
 
 OUTCOME = {"next.reward": "float32", "next.done": "bool", "next.truncated": "bool", "next.success": "bool"}
 _CRF = 20  # video quality of LeRobot's default codec (AV1); lower is better, LeRobot's own default is 30
@@ -28,7 +28,7 @@ _log = logging.getLogger(__name__)
 
 
 class DatasetWriter:
-    """Write whole episodes to a temporary directory beside `path` and rename it to `path` at the end.
+    """Write whole episodes to a hidden folder beside `path`, and move the dataset to `path` at the end.
 
     Use it as a context manager. Finished episodes are kept also after Ctrl-C or an error (`RecordingMeta.complete` is
     then False). Without a finished episode, nothing appears at `path`.
@@ -64,8 +64,9 @@ class DatasetWriter:
         overwrite: bool = False,
         begun: int = 0,
     ) -> None:
-        self.path, self.begun = Path(path), begun
-        check_free(self.path, replaced=overwrite or bool(begun))
+        self.path, self.begun, self.overwrite = Path(path), begun, overwrite
+        clear_killed(self.path)
+        check_free(self.path, replaced=self._replaces())
         fps = round(1.0 / dt) if dt > 0 and math.isfinite(1.0 / dt) else 0
         if not abs(fps * dt - 1.0) <= 1e-6:
             raise DataError(f"dt: LeRobot stores whole frames per second; expected 1/n seconds, found {dt}")
@@ -76,16 +77,17 @@ class DatasetWriter:
         )
         self.num_episodes = 0
         self._broken: BaseException | None = None
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        self._temporary = Path(tempfile.mkdtemp(prefix=f".{self.path.name}.recording-", dir=self.path.parent))
-        self._root = self._temporary / self.path.name
+        self._place = RecordingFolder(self.path)
         self._videos = [k for k in self.observation if k.startswith(IMAGES)]
         self._repeats_state = STATE in self.observation and not self._videos and ENV_STATE not in self.observation
         try:
             self._dataset = self._create(fps)
         except BaseException:  # an interrupt too: nothing was recorded
-            shutil.rmtree(self._temporary, ignore_errors=True)
+            self._place.remove()
             raise
+
+    def _replaces(self) -> bool:
+        return self.overwrite or (self.begun > 0 and recorded(self.path) == "part")
 
     def _create(self, fps: int) -> Any:
         from lerobot.configs import RGBEncoderConfig
@@ -110,7 +112,7 @@ class DatasetWriter:
             repo_id=f"local/{self.path.name}",
             fps=fps,
             features=features,
-            root=self._root,
+            root=self._place.root,
             use_videos=bool(self._videos),
             metadata_buffer_size=100,
             **video,
@@ -171,7 +173,7 @@ class DatasetWriter:
 
     def _check_space(self, size: int) -> None:
         """Raise DataError while the disk still has room: a file that a full disk cut off is unreadable."""
-        free, needed = shutil.disk_usage(self._temporary).free, size + _SPARE
+        free, needed = shutil.disk_usage(self._place.folder).free, size + _SPARE
         if free < needed:
             raise DataError(
                 f"{self.path}: the disk is full: {free / 2**20:.0f} MiB are free, episode {self.num_episodes} may take "
@@ -208,14 +210,14 @@ class DatasetWriter:
         return columns
 
     def close(self, *, complete: bool) -> None:
-        """Finish the files and rename them to `path`; with no episode, remove them.
+        """Finish the files and move them to `path`; with no episode, remove them.
 
         An existing dataset is replaced only by a complete one.
 
         Raises:
-            DataError: an episode could not be written whole; the files stay in the temporary directory.
+            DataError: some episode is not whole, or another recording took `path`; names the folder that has them.
         """
-        if not self._temporary.exists():
+        if not self._place.folder.exists():
             return
         with hold_interrupts():
             with suppress(Exception) if self._broken else nullcontext():
@@ -223,21 +225,19 @@ class DatasetWriter:
             if self._broken is not None:
                 raise DataError(
                     f"{self.path}: writing episode {self.num_episodes} failed ({self._broken!r}). The "
-                    f"{self.num_episodes} episodes before it are in {self._root}. Remove the cause, then record again."
+                    f"{self.num_episodes} episodes before it are in {self._place.keep()}. Remove the cause, then "
+                    "record again."
                 ) from self._broken
-            if self.num_episodes:
-                self.meta.complete = complete
-                self.meta.save(self._root)
-                if self.path.exists() and not complete and not self.begun:
-                    _log.warning(
-                        "%s is as it was; the %d new episodes are in %s.", self.path, self.num_episodes, self._root
-                    )
-                    return
-                if complete or self.num_episodes > self.begun:  # else they are the first of those at `path`
-                    if self.path.exists():
-                        self.path.rename(self._temporary / "replaced")
-                    self._root.rename(self.path)
-            shutil.rmtree(self._temporary)
+            if self.num_episodes <= (0 if complete else self.begun):  # else they are the first of those at `path`
+                self._place.remove()
+                return
+            self.meta.complete = complete
+            self.meta.save(self._place.root)
+            if self.path.exists() and not complete and not self.begun:
+                kept = self._place.keep()
+                _log.warning("%s is as it was; the %d new episodes are in %s.", self.path, self.num_episodes, kept)
+                return
+            self._place.place(replaced=self._replaces())
 
     def __enter__(self) -> DatasetWriter:
         return self

@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 import pydantic
@@ -18,6 +19,7 @@ from robopolicy.datasets.checks import Defect, raise_defects
 from robopolicy.datasets.files import problems, read_json
 from robopolicy.datasets.info_models import Column, Info
 from robopolicy.datasets.metadata import META_FILE, RESTORE, RecordingMeta
+from robopolicy.datasets.recording_folder import finished, left_by_killed
 
 INFO_FILE = Path("meta") / "info.json"
 OLD = "v2.1"  # the format that `data import` converts
@@ -147,9 +149,12 @@ def _read_info(path: Path) -> tuple[Info, frozenset[str], list[Defect]]:
             f"{argument('out', f'data/{path.name.partition("@")[0]}')}"
         )
     if not file.exists():
-        killed = sorted(path.parent.glob(f".{path.name}.recording-*"))
+        killed = left_by_killed(path)
+        whole = next(filter(None, (finished(path, folder) for folder in killed)), None)
         hint = (
-            f"A recording of it was killed before it could finish ({killed[0]}): remove that and record again."
+            f"A recording was killed while it put it there. Move it back: mv {quote(str(whole))} {quote(str(path))}"
+            if whole
+            else f"A recording of it was killed before it could finish ({killed[0]}). Record it again."
             if killed
             else "Expected the directory of a LeRobotDataset v3 (meta/info.json, data/…)."
         )

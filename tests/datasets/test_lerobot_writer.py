@@ -141,7 +141,34 @@ def test_existing_datasets_are_replaced_only_on_demand_and_only_when_complete(tm
     with pytest.raises(KeyboardInterrupt):
         interrupted()
     assert load_episodes(tmp_path / "a").lengths.tolist() == [9], "as it was"
-    assert load_episodes(next(tmp_path.glob(".a.recording-*/a"))).lengths.tolist() == [2], "nothing is lost"
+    assert load_episodes(next(tmp_path.glob("a.kept-*"))).lengths.tolist() == [2], "nothing is lost"
+
+
+def test_of_two_recordings_into_one_folder_both_are_kept(tmp_path: Path) -> None:
+    late = writer(tmp_path / "a")
+    late.add_episode(**episode(0, 5))
+    with writer(tmp_path / "a") as early:
+        early.add_episode(**episode(1, 9))
+    with pytest.raises(DataError, match=r"exists already.* The episodes of this recording are in .*a\.kept-"):
+        late.close(complete=True)
+    assert load_episodes(tmp_path / "a").lengths.tolist() == [9]
+    assert load_episodes(next(tmp_path.glob("a.kept-*"))).lengths.tolist() == [5]
+
+
+def test_a_recording_clears_what_killed_ones_left(tmp_path: Path) -> None:
+    with writer(tmp_path / "a") as w:
+        w.add_episode(**episode(0, 5))
+    killed = tmp_path / ".a.recording-x"  # between the two renames of a dataset that is replaced
+    killed.mkdir()
+    (killed / "replaced").mkdir()
+    (tmp_path / "a").rename(killed / "a")
+    (tmp_path / ".a.recording-y" / "a").mkdir(parents=True)
+    with pytest.raises(DataError, match=r"killed while it put it there\. Move it back: mv .*\.recording-x/a "):
+        load_episodes(tmp_path / "a")
+    with pytest.raises(DataError, match="exists already"):
+        writer(tmp_path / "a")
+    assert load_episodes(tmp_path / "a").lengths.tolist() == [5]
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["a"]
 
 
 def test_what_cannot_be_stored_is_refused(tmp_path: Path) -> None:
