@@ -1,9 +1,7 @@
-"""Adapt LeRobot's dataset writer: its features, its image pass and Ctrl-C."""
+"""Adapt LeRobot's dataset writer: its features and its image pass."""
 
 from __future__ import annotations
 
-import signal
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -51,19 +49,3 @@ def skip_image_embedding() -> Iterator[None]:
         yield
     finally:
         dataset_writer.embed_images = embed
-
-
-@contextmanager
-def hold_interrupts() -> Iterator[None]:
-    """Delay Ctrl-C until the end of the block."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    pending: list[tuple[int, Any]] = []
-    before = signal.signal(signal.SIGINT, lambda number, frame: pending.append((number, frame)))
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
-        if pending and callable(before):
-            before(*pending[0])

@@ -7,9 +7,8 @@ import math
 import os
 import shutil
 from collections.abc import Mapping
-from contextlib import nullcontext, suppress
+from contextlib import ExitStack, nullcontext, suppress
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -17,7 +16,8 @@ from numpy.typing import ArrayLike, NDArray
 
 from robopolicy.core.errors import DataError, closest
 from robopolicy.core.types import ENV_STATE, IMAGES, STATE, TASK, ActionSpec, Feature
-from robopolicy.datasets.lerobot_compat import check_column, hold_interrupts, lerobot_feature, skip_image_embedding
+from robopolicy.datasets.interrupts import hold_interrupts, interrupt_at_end
+from robopolicy.datasets.lerobot_compat import check_column, lerobot_feature, skip_image_embedding
 from robopolicy.datasets.metadata import SEED, RecordingMeta, check_free, recorded
 from robopolicy.datasets.recording_folder import RecordingFolder, clear_killed
 
@@ -30,8 +30,8 @@ _log = logging.getLogger(__name__)
 class DatasetWriter:
     """Write whole episodes to a hidden folder beside `path`, and move the dataset to `path` at the end.
 
-    Use it as a context manager. Finished episodes are kept also after Ctrl-C or an error (`RecordingMeta.complete` is
-    then False). Without a finished episode, nothing appears at `path`.
+    Use it as a context manager. Finished episodes are kept also after Ctrl-C, SIGTERM, SIGHUP or an error
+    (`RecordingMeta.complete` is then False). Without a finished episode, nothing appears at `path`.
 
     Columns: the observation keys, `action`, `next.reward`, `next.done` (the episode ended), `next.truncated` (a time
     limit ended it), `next.success`, `episode_seed`, and LeRobot's own (`timestamp`, `task_index` …). Without images the
@@ -75,7 +75,7 @@ class DatasetWriter:
         self.meta = RecordingMeta(
             action=action, dt=dt, tasks=tuple(tasks), observation=tuple(observation), provenance=dict(provenance or {})
         )
-        self.num_episodes = 0
+        self.num_episodes, self._signals = 0, ExitStack()
         self._broken: BaseException | None = None
         self._place = RecordingFolder(self.path)
         self._videos = [k for k in self.observation if k.startswith(IMAGES)]
@@ -240,11 +240,11 @@ class DatasetWriter:
             self._place.place(replaced=self._replaces())
 
     def __enter__(self) -> DatasetWriter:
+        self._signals.enter_context(interrupt_at_end())
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close(complete=kind is None)
+    def __exit__(self, kind: type[BaseException] | None, *about: object) -> None:
+        with self._signals:
+            self.close(complete=kind is None)
         if kind is None and not self.num_episodes:
             raise DataError(f"{self.path}: no episode was recorded")

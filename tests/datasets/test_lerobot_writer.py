@@ -32,8 +32,11 @@ def test_nothing_is_visible_before_the_end(tmp_path: Path) -> None:
     assert sorted(p.name for p in tmp_path.iterdir()) == ["a"]
 
 
-def test_ctrl_c_keeps_finished_episodes(tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_keeps_finished_episodes(tmp_path: Path, number: int) -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)  # background jobs of a shell begin with it ignored
+    for other in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(other, signal.SIG_DFL)
 
     def record() -> None:
         with writer(tmp_path / "a") as w:
@@ -41,7 +44,7 @@ def test_ctrl_c_keeps_finished_episodes(tmp_path: Path) -> None:
             save = w._dataset.save_episode
 
             def interrupted() -> None:
-                os.kill(os.getpid(), signal.SIGINT)  # in the middle of a save: held back until it is done
+                os.kill(os.getpid(), number)  # in the middle of a save: held back until it is done
                 save()
 
             w._dataset.save_episode = interrupted
@@ -50,6 +53,7 @@ def test_ctrl_c_keeps_finished_episodes(tmp_path: Path) -> None:
 
     with pytest.raises(KeyboardInterrupt):
         record()
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
     assert load_episodes(tmp_path / "a").lengths.tolist() == [5, 9]
     assert not RecordingMeta.load(tmp_path / "a").complete
     assert sorted(p.name for p in tmp_path.iterdir()) == ["a"]
