@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
@@ -46,8 +47,12 @@ def evaluated_rows(
             print(f"{file.name}: is of code {', '.join(sorted(found))}, this is {code_version()}: evaluated again")
     try:  # an unusable folder fails before the evaluation
         ref.out.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=ref.out):
+            pass
     except (FileExistsError, NotADirectoryError):
         raise ConfigError(f"out={ref.out}: is a file, or lies below one. Give a folder.") from None
+    except OSError as error:
+        raise ConfigError(f"out={ref.out}: cannot be written to ({error}). Give another folder: out=<folder>") from None
     with Tracker().progress(episodes, f"evaluating {called or ref.name}") as bar:
         rows = rollout.evaluate(
             policy, env, seeds, deterministic=deterministic, policy_id=ref.ident,

@@ -128,6 +128,14 @@ def test_a_checkpoint_saved_meanwhile_is_not_evaluated_under_the_older_ones_name
     assert "step_0000000003@" in rows.frame["policy"].iloc[0] and loaded[0].parent.name == "step_0000000003"
 
 
+def test_a_folder_that_cannot_be_written_to_fails_before_the_episodes(
+    runs: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rollout, "evaluate", lambda *_, **__: pytest.fail("evaluated"))
+    with pytest.raises(ConfigError, match=r"^out=/proc/self: cannot be written to"):
+        eval.evaluate(checkpoint=runs[0], episodes=3, videos=0, out=Path("/proc/self"))
+
+
 def test_comparisons_on_other_splits_leave_those_on_test_episodes(runs: tuple[Path, Path]) -> None:
     bc, refined = runs
     compare.compare(a=bc, b=refined, episodes=3, videos=0)
