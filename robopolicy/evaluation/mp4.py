@@ -13,7 +13,7 @@ import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
-from robopolicy.utils.atomic import create
+from robopolicy.utils.atomic import create, hidden
 
 _HOLD_S = 0.8  # seconds for which the last picture is held
 
@@ -43,12 +43,11 @@ class Mp4Writer:
     def __init__(self, path: Path | str, *, fps: float, hold_s: float = _HOLD_S) -> None:
         self.path = Path(path)
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        self.part = self.path.with_name(f".{self.path.name}.part")
+        self.part = hidden(self.path, "tmp")  # of its own: another process may film the same episode
         self.fps, self.hold_s = Fraction(fps).limit_denominator(1000), hold_s
         self.last: np.ndarray | None = None
 
     def __enter__(self) -> Mp4Writer:
-        self.part.unlink(missing_ok=True)  # of a killed process, or a link, which would be followed
         os.close(create(self.part))
         self.container = av.open(str(self.part), "w", format="mp4", options={"movflags": "+faststart"})
         self.stream = self.container.add_stream("libx264", rate=self.fps)

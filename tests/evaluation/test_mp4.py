@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from robopolicy.evaluation.mp4 import Mp4Writer, burn
+from robopolicy.evaluation.mp4 import Mp4Writer, burn, read_mp4
 
 
 def test_a_film_that_fails_leaves_nothing(tmp_path):
@@ -18,6 +18,15 @@ def test_a_film_that_fails_leaves_nothing(tmp_path):
     with pytest.raises(RuntimeError):
         break_off()
     assert list(tmp_path.iterdir()) == []
+
+
+def test_two_processes_may_write_one_film(tmp_path):
+    picture = np.zeros((32, 32, 3), dtype=np.uint8)
+    with Mp4Writer(tmp_path / "a.mp4", fps=10) as one, Mp4Writer(tmp_path / "a.mp4", fps=10) as other:
+        one.add(picture)
+        other.add(picture)
+    assert [path.name for path in tmp_path.iterdir()] == ["a.mp4"]
+    assert len(list(read_mp4(tmp_path / "a.mp4"))) == 9
 
 
 def test_label_is_burnt_into_the_upper_edge():

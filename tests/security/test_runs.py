@@ -107,7 +107,7 @@ def test_a_policy_with_a_link_out_is_not_annotated(tmp_path: Path, outside: Path
 
 
 def test_a_film_is_not_written_through_a_link(tmp_path: Path, outside: Path) -> None:
-    (tmp_path / ".a.mp4.part").symlink_to(outside)
+    (tmp_path / "a.mp4").symlink_to(outside)
     with Mp4Writer(tmp_path / "a.mp4", fps=10) as film:
         film.add(np.zeros((32, 32, 3), np.uint8))
     assert outside.read_text() == "kept" and (tmp_path / "a.mp4").stat().st_size > 100
