@@ -54,7 +54,7 @@ def serve(
     """
     set_threads(threads)
     place = PolicyRef.of(checkpoint, which, Path())
-    policy = load_policy(checkpoint, which=which)
+    policy = load_policy(place.policy)
     secret = None if token is None else Token.load(token)
     server = PolicyServer(
         policy, host=host, port=port, token=secret, certificate=certificate, key=key, ident=place.ident

@@ -167,7 +167,7 @@ class Flow:
             ref = PolicyRef.of(self.policy, "latest", self.out / "look")
             env = env_of(self.task, ref, min(self.num_envs or NUM_ENVS, look_episodes))
             run, device = self.out / "online", self.common["device"]
-            facts = look(self.policy, ref, env, look_episodes, self.dataset, device, run=run)
+            facts = look(ref, env, look_episodes, self.dataset, device, run=run)
             record.overrides = tuple(o for choice in choose(facts, env_steps) for o in choice.overrides)
         elif env_steps is not None and (chosen := f"loop.total_steps={env_steps}") not in record.overrides:
             raise ConfigError(
@@ -190,7 +190,7 @@ class Flow:
         for policy, called in ((self.policy, "sampled"), (path, "online")):
             ref = PolicyRef.of(policy, "latest", self.out / "look")
             env = env or env_of(self.task, ref, min(self.num_envs or NUM_ENVS, episodes))
-            loaded = load_policy(policy, device=self.common["device"], env=env.spec)
+            loaded = load_policy(ref.policy, device=self.common["device"], env=env.spec)
             found.append(evaluated_rows(loaded, env, ref, called, episodes, "validation", deterministic=False))
         return compare(*found).b_is_worse
 

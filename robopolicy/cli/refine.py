@@ -86,7 +86,7 @@ def refine(
     refined = out / "refined"
     facts = stages.run(
         "look", f"{look_episodes} validation episodes of {ref.name}, with and without sampling noise",
-        lambda: look(base, ref, env_of(task, ref, min(NUM_ENVS, look_episodes)), look_episodes, dataset, device,
+        lambda: look(ref, env_of(task, ref, min(NUM_ENVS, look_episodes)), look_episodes, dataset, device,
                      run=refined),
     )  # fmt: skip
     choices = stages.run("choice", "settings by the rules of docs/refine.md", lambda: choose(facts, env_steps))
@@ -132,7 +132,7 @@ def _check_begun(run: Path, overrides: list[str], settings: dict[str, Any]) -> N
 
 
 def look(
-    base: Path, ref: PolicyRef, env: VecEnv, episodes: int, dataset: Path | None, device: str, *, run: Path
+    ref: PolicyRef, env: VecEnv, episodes: int, dataset: Path | None, device: str, *, run: Path
 ) -> BaseFacts:  # fmt: skip
     """Run a base on validation episodes, with and without sampling noise, and return the facts that rules read.
 
@@ -153,15 +153,13 @@ def look(
     if has_checkpoint(run) and file.is_file():
         print(f"{run.name} began with the facts in {file}: no further look")
         return checked(BaseFacts, read_json(file, error=ConfigError), str(file), error=ConfigError)
-    facts = _look(base, ref, env, episodes, dataset, device)
+    facts = _look(ref, env, episodes, dataset, device)
     write_atomically(file, json.dumps(asdict(facts), indent=1) + "\n")
     return facts
 
 
-def _look(
-    base: Path, ref: PolicyRef, env: VecEnv, episodes: int, dataset: Path | None, device: str
-) -> BaseFacts:  # fmt: skip
-    policy = load_policy(base, device=device, env=env.spec)
+def _look(ref: PolicyRef, env: VecEnv, episodes: int, dataset: Path | None, device: str) -> BaseFacts:
+    policy = load_policy(ref.policy, device=device, env=env.spec)
     rows = evaluated_rows(policy, env, ref, "sampled", episodes, "validation", deterministic=False)
     mode = evaluated_rows(policy, env, ref, "mode", episodes, "validation", deterministic=True)
     facts = facts_of(policy, rows, mode, at_a_time=env.num_envs, demonstrations=dataset is not None)

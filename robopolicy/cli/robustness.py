@@ -69,7 +69,7 @@ def robustness(
     with nullcontext() if task else refusing(f"{place.run}/{CONFIG}: task", ConfigError):
         first: VecEnv = build(node, "task", num_envs=count, seed=0)
     check_grid(node, first.spec, grid)
-    policies = [load_policy(p, device=device, env=first.spec) for p in (base, checkpoint) if p is not None]
+    policies = [load_policy(p.policy, device=device, env=first.spec) for p in places]
     if all(changes(node, what, value) for what, value in grid.points()):
         close(first)
     points = []

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from robopolicy import sim
+from robopolicy.cli import robustness
 from robopolicy.cli.main import invoke
 from robopolicy.core.errors import ConfigError
 from robopolicy.core.rng import episode_seeds, keyed_normal
@@ -154,6 +155,24 @@ def test_what_a_task_cannot_do_is_said_at_once(runs: tuple[Path, Path]) -> None:
         invoke("robustness", f"checkpoint={runs[0]}", *(f"grid.{k}=[]" for k in UNITS))
     with pytest.raises(ConfigError, match=r"names: expected 2 different names, found \['x', 'x'\]"):
         invoke("robustness", f"checkpoint={runs[0]}", f"base={runs[1]}", "names=[x,x]")
+
+
+def test_a_checkpoint_saved_meanwhile_is_not_evaluated_under_the_older_ones_name(
+    runs: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, load, loaded = runs[0], robustness.load_policy, list[Path]()
+
+    def build(*_: object, num_envs: int, **__: object) -> PointEnv:
+        Checkpointer(run, keep=9).save(9, policy=gaussian(9), state={})
+        return PointEnv(num_envs)
+
+    monkeypatch.setattr(robustness, "build", build)
+    monkeypatch.setattr(robustness, "check_grid", lambda *_: None)
+    monkeypatch.setattr(robustness, "load_policy", lambda path, **how: loaded.append(path) or load(path, **how))
+    grid = Grid(latency=(0,), friction=(), mass=(), sensor_noise=())
+    found = robustness.robustness(checkpoint=run, grid=grid, episodes=2)
+    assert "step_0000000001@" in found.points[0].rows[0].frame["policy"].iloc[0]
+    assert loaded[0].parent.name == "step_0000000001"
 
 
 def test_the_command(
