@@ -23,6 +23,7 @@ from robopolicy.core.trees import flatten
 from robopolicy.core.untrusted import WANDB, check_links, checked, read_yaml
 from robopolicy.datasets.metadata import recorded
 from robopolicy.runs.config_changes import compared_keys, default_of, may_change, schedule_keys, shown, with_choices
+from robopolicy.runs.finished import FINISHED
 from robopolicy.runs.folder_lock import BusyError, claimed
 from robopolicy.runs.inputs import INPUTS, changed_inputs, same_input, write_inputs
 from robopolicy.utils.atomic import write_atomically
@@ -143,7 +144,7 @@ def _forget(run_dir: Path) -> None:
             f"run_dir={run_dir}: has no checkpoint any more, and {left[0]} is of weights that are gone. Give a new "
             "folder, or remove this one"
         )
-    for name in (CONFIG, "wandb_id", INPUTS):  # the config first: without it a start that is killed here is as none
+    for name in (CONFIG, "wandb_id", INPUTS, FINISHED):  # the config first: a start killed here is then as none
         (run_dir / name).unlink(missing_ok=True)
     shutil.rmtree(run_dir / "evaluations", ignore_errors=True)
 

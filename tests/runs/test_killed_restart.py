@@ -9,6 +9,7 @@ import pytest
 
 from robopolicy.core.errors import ConfigError
 from robopolicy.runs import run_dir as module
+from robopolicy.runs.finished import has_finished, write_finished
 from robopolicy.runs.run_dir import open_run
 
 
@@ -50,3 +51,14 @@ def test_a_run_killed_in_its_first_round_keeps_its_config(tmp_path: Path) -> Non
         pass
     with open_run(run, other):
         pass
+
+
+def test_a_run_that_begins_again_has_not_finished(tmp_path: Path) -> None:
+    checkpoint = tmp_path / "checkpoints" / "step_0000000001"
+    with open_run(tmp_path, {"seed": 0}):
+        checkpoint.mkdir(parents=True)
+        write_finished(tmp_path)
+    checkpoint.rmdir()
+    assert has_finished(tmp_path), "the checkpoints of a run that has ended may be removed"
+    with open_run(tmp_path, {"seed": 0}):
+        assert not has_finished(tmp_path)
