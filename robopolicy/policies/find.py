@@ -31,9 +31,9 @@ def find_policy(path: Path | str, *, which: Literal["latest", "best"] = "latest"
         refuse_pickle(path)
         if path.name not in ("latest", "best"):
             raise CheckpointError(f"{path}: is a file. Give the directory that holds it (policy.json lies beside it).")
-        path = pointed(path)
+        path = _pointed(path)
     if (path / "checkpoints").is_dir():
-        path = _pointed(path, which)
+        path = _pointed(path / "checkpoints" / which)
     if (path / "policy").is_dir():
         path = path / "policy"
     if not (path / "policy.json").is_file():
@@ -45,14 +45,15 @@ def find_policy(path: Path | str, *, which: Literal["latest", "best"] = "latest"
     return path
 
 
-def _pointed(run: Path, which: str) -> Path:
-    """Return the checkpoint that a run's pointer names; without a usable `latest`, the newest there is."""
-    pointer = run / "checkpoints" / which
+def _pointed(pointer: Path) -> Path:
+    """Return the checkpoint that a run's pointer names; without a usable `latest`, the newest that is not empty."""
     found = pointed(pointer) if pointer.is_file() else None
-    if which == "latest" and (found is None or not found.exists()):
-        found = max(checkpoints_in(run / "checkpoints"), key=lambda path: path.name, default=None)
+    if pointer.name == "latest" and (found is None or not any(found.glob("*"))):
+        filled = [path for path in checkpoints_in(pointer.parent) if any(path.iterdir())]
+        found = max(filled, key=lambda path: path.name, default=None)
     if found is None:
-        raise CheckpointError(f"{run}: its training has not written a {which!r} checkpoint yet")
+        run = pointer.parent.parent
+        raise CheckpointError(f"{run}: its training has not written a {pointer.name!r} checkpoint yet")
     return found
 
 

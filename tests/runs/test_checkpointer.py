@@ -372,9 +372,12 @@ def test_newest_two_and_the_best_are_kept_and_paths_lead_to_them(tmp_path: Path)
     assert torch.equal(act(load_policy(tmp_path, which="best")), act(gaussian(2)))
     with pytest.raises(ConfigError, match="keep"):
         Checkpointer(tmp_path, keep=0)
-    for gone in ("step_0000000099", None):  # a pointer to what was removed, and none: the newest is there
-        (folder / "latest").write_text(gone) if gone else (folder / "latest").unlink()
-        assert torch.equal(act(load_policy(tmp_path)), act(gaussian(5)))
+    (folder / "step_0000000098").mkdir()
+    for gone in ("step_0000000098", "step_0000000099"):  # emptied, and removed: the newest that is not empty
+        (folder / "latest").write_text(gone)
+        assert torch.equal(act(load_policy(folder / "latest")), act(gaussian(5)))
+    (folder / "latest").unlink()
+    assert torch.equal(act(load_policy(tmp_path)), act(gaussian(5)))
 
 
 @pytest.mark.parametrize("written", [0, 1], ids=["before both pointers", "between them"])
