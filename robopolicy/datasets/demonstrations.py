@@ -95,7 +95,7 @@ def record_demos(
     facts = _facts(env.spec, expert, run_seed, only_success) | dict(provenance or {})
     observation = {k: f for k, f in env.spec.observation.items() if k in {*keys, TASK}}
     shortest = 2 if any(key.startswith(IMAGES) for key in observation) else 1
-    begun = _begun(Path(out), {**facts, "observation": tuple(observation)}, episodes, overwrite=overwrite)
+    begun = begun_episodes(Path(out), {**facts, "observation": tuple(observation)}, episodes, overwrite=overwrite)
     count = Counter[str]()
     with (
         DatasetWriter(
@@ -144,8 +144,11 @@ def _too_few(env_id: str, count: Counter[str], episodes: int, out: Path) -> str:
     )
 
 
-def _begun(out: Path, facts: dict[str, Any], episodes: int, *, overwrite: bool) -> int:
+def begun_episodes(out: Path, facts: dict[str, Any], episodes: int | None, *, overwrite: bool) -> int:
     """Return the episodes in `out` of an interrupted recording of the same command; 0 where there is none.
+
+    Args:
+        facts: of this command: provenance, and the keys that it observes. episodes: asked for; None: all that come.
 
     Raises:
         DataError: an interrupted recording of another command, or of more episodes, without `overwrite`.
@@ -157,7 +160,7 @@ def _begun(out: Path, facts: dict[str, Any], episodes: int, *, overwrite: bool) 
                    ({**meta.provenance, "observation": meta.observation}, facts))  # fmt: skip
     differ = [f"{k} was {before.get(k)!r}, now {v!r}" for k, v in now.items() if before.get(k) != v]
     there = num_episodes(out)
-    if there > episodes:
+    if episodes is not None and there > episodes:
         differ.append(f"it holds {there} episodes, now {episodes} are asked for")
     if not differ:
         return there

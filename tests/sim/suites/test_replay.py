@@ -77,6 +77,22 @@ def test_failures_and_fewer_episodes_are_kept_on_demand(source, tmp_path):
     assert (found.attempted, found.successes, found.episodes) == (1, 0, 1)
 
 
+def test_the_same_command_replaces_an_interrupted_one(source, tmp_path, monkeypatch):
+    file, run, times = source(recorded((2.5, 5), (1.5, 3))), replay._run, iter(range(9))
+
+    def interrupted(*given):
+        if next(times) == 1:
+            raise KeyboardInterrupt
+        return run(*given)
+
+    monkeypatch.setattr(replay, "_run", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        replay.record_replays(line(), file, tmp_path / "data")
+    with pytest.raises(DataError, match="only_success was True, now False"):
+        replay.record_replays(line(), file, tmp_path / "data", only_success=False)
+    assert replay.record_replays(line(), file, tmp_path / "data").episodes == 2
+
+
 def test_after_a_replay_episodes_begin_as_their_seeds_say(source, tmp_path):
     env = line()
     replay.record_replays(env, source(recorded((2.5, 5))), tmp_path / "data")
