@@ -130,7 +130,8 @@ def _facts(spec: EnvSpec, expert: Demonstrator, run_seed: int, only_success: boo
         "run_seed": run_seed,
         "only_success": only_success,
     }
-    return facts | {key: getattr(expert, key) for key in ("expert_noise", "speed") if hasattr(expert, key)}
+    own = ("expert_noise", "policy_digest", "speed")
+    return facts | {key: getattr(expert, key) for key in own if hasattr(expert, key)}
 
 
 def _too_few(env_id: str, count: Counter[str], episodes: int, out: Path) -> str:

@@ -18,6 +18,7 @@ from robopolicy.core.specs import PolicySpec, meant
 from robopolicy.core.types import BASE_ACTION, EnvSpec, Obs, VecEnv
 from robopolicy.envs.chunk_executor import ChunkExecutor
 from robopolicy.policies.base import with_bases
+from robopolicy.policies.find import find_policy, policy_digest
 from robopolicy.policies.finetuning import resampled
 from robopolicy.runs.checkpointer import load_policy
 
@@ -50,7 +51,8 @@ class PolicyExpert:
         block: Count = 8,
         gripper: Fraction = 1.0,
     ) -> None:
-        self.policy = load_policy(checkpoint, env=env.spec)
+        folder = find_policy(checkpoint)
+        self.policy, self.policy_digest = load_policy(folder, env=env.spec), policy_digest(folder)
         if sampling:
             self.policy = resampled(self.policy, sampling, "expert.sampling")
         self.expert_noise, self.block = expert_noise, block

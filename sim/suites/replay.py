@@ -16,7 +16,7 @@ import torch
 from robopolicy.core.errors import ConfigError, DataError
 from robopolicy.core.specs import with_cameras
 from robopolicy.core.types import TASK
-from robopolicy.datasets.demonstrations import RecordedDemos
+from robopolicy.datasets.demonstrations import RecordedDemos, begun_episodes
 from robopolicy.datasets.hdf5.replays import RecordedStart, RecordedStarts, read_replays
 from robopolicy.datasets.lerobot_writer import DatasetWriter
 from robopolicy.sim.gymnasium.adapter import GymVecEnv
@@ -34,7 +34,7 @@ def record_replays(
     Args:
         env: of ManiSkill or LIBERO, in this process.
         source: the suite's HDF5 file.
-        episodes: at most so many are kept; None: all.
+        episodes: at most so many are kept; None: all. An interrupted recording of the same command is replaced.
         only_success: leave out episodes that do not succeed again.
         cameras: pictures to keep; None: all that the task shows.
 
@@ -47,10 +47,12 @@ def record_replays(
     _check(env, inner, replays, source)
     keys = list(with_cameras(env.spec.observation, cameras, where="cameras"))
     kept = frames = successes = attempted = cut = steps = 0
-    facts = {"source": replays.format, "file": source.name, "env": {"id": env.spec.id, "digest": env.spec.digest}}
+    facts = {"source": replays.format, "file": source.name, "env": {"id": env.spec.id, "digest": env.spec.digest},
+             "only_success": only_success}  # fmt: skip
+    begun = begun_episodes(out, {**facts, "observation": tuple(keys)}, episodes, overwrite=overwrite)
     with DatasetWriter(
         out, observation={k: env.spec.observation[k] for k in keys}, action=env.spec.action, dt=env.spec.dt,
-        tasks=env.spec.tasks, provenance=facts, overwrite=overwrite,
+        tasks=env.spec.tasks, provenance=facts, overwrite=overwrite, begun=begun,
     ) as writer:  # fmt: skip
         for replay in replays.episodes:
             columns = _run(env, inner, replay, [k for k in keys if k != TASK])

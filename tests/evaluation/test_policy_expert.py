@@ -13,6 +13,7 @@ from robopolicy.core.rng import episode_seeds
 from robopolicy.core.types import BASE_ACTION, Feature, Obs
 from robopolicy.datasets.demonstrations import record_demos
 from robopolicy.datasets.lerobot_reader import load_episodes
+from robopolicy.datasets.metadata import RecordingMeta
 from robopolicy.envs.chunk_executor import ChunkExecutor
 from robopolicy.envs.wrap_for import wrap_for
 from robopolicy.evaluation import policy_expert
@@ -23,6 +24,8 @@ SEEDS = episode_seeds("train", 7, 6)
 
 
 def expert(env: PointEnv, monkeypatch: pytest.MonkeyPatch, policy: PointPolicy, **kw: float) -> PolicyExpert:
+    monkeypatch.setattr(policy_expert, "find_policy", lambda path: path)
+    monkeypatch.setattr(policy_expert, "policy_digest", lambda path: f"sha256 of {path}")
     monkeypatch.setattr(policy_expert, "load_policy", lambda path, env: policy)
     return PolicyExpert(env, Path("somewhere"), **kw)  # type: ignore[arg-type]
 
@@ -43,6 +46,14 @@ def actions(
             shown.reset(step.ended, episode_seed=env.episode_seed)
         obs = step.obs
     return torch.stack(out)
+
+
+def test_a_recording_names_its_policy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    env = PointEnv(1, horizon=5)
+    shown = expert(env, monkeypatch, PointPolicy())
+    record_demos(env=env, expert=shown, episodes=1, out=tmp_path / "d", only_success=False)
+    meta = RecordingMeta.load(tmp_path / "d")
+    assert meta is not None and meta.provenance["policy_digest"] == "sha256 of somewhere"
 
 
 def test_without_noise_it_is_the_policy(monkeypatch: pytest.MonkeyPatch) -> None:
