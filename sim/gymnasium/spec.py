@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import itertools
 import json
+import logging
 import math
 import re
 from collections.abc import Sequence
@@ -19,6 +21,7 @@ from robopolicy.core.errors import ConfigError, SpecError
 from robopolicy.core.types import IMAGES, TASK, ActionSpec, EnvSpec, Feature
 from robopolicy.sim.gymnasium.observations import ObservationLayout
 
+_log = logging.getLogger(__name__)
 _HOW_MANY = ("num_envs", "vectorization_mode", "vector_kwargs", "render_mode")  # how a task is run, not what it is
 
 
@@ -182,6 +185,7 @@ def _dt(env: VectorEnv, given: float | None, name: str) -> float:
     """s per step."""
     rate: Any = (env.metadata or {}).get("render_fps")
     if given is None and rate is None:
+        _warn_of_rate(name)
         return 0.05
     try:
         dt = float(given) if given is not None else 1 / float(rate)
@@ -190,6 +194,16 @@ def _dt(env: VectorEnv, given: float | None, name: str) -> float:
     if not 0 < dt < math.inf:
         raise ConfigError(
             f"{name}: expected seconds per step above 0, found dt={given!r} and metadata['render_fps']={rate!r}. "
-            "Pass dt=, or correct render_fps."
+            "Set task.dt=<seconds per step> (in Python adapt(…, dt=…)), or correct render_fps."
         )
     return dt
+
+
+@functools.cache
+def _warn_of_rate(name: str) -> None:
+    """Warn, once in a process, that the length of a step is a guess."""
+    _log.warning(
+        "%s: metadata['render_fps'] is missing, so a step lasts 0.05 s (20 Hz). Declare it in the env, or set "
+        "task.dt=<seconds per step>; in Python adapt(…, dt=…).",
+        name,
+    )

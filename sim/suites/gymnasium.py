@@ -18,7 +18,7 @@ import gymnasium
 from gymnasium.envs.registration import load_env_creator
 
 from robopolicy.config import registry
-from robopolicy.config.schema import Natural, Side
+from robopolicy.config.schema import Natural, Positive, Side
 from robopolicy.core.errors import ConfigError, RobopolicyError, closest
 from robopolicy.sim.gymnasium.adapter import GymVecEnv
 from robopolicy.sim.gymnasium.chosen_parts import RENDER, ChosenParts, nested
@@ -118,6 +118,7 @@ def make(
     package: str = "",
     text: str | None = None,
     horizon: int | None = None,
+    dt: Positive | None = None,
     keys: tuple[str, ...] = (),
     names: tuple[str, ...] | None = None,
     cameras: tuple[str, ...] | None = None,
@@ -136,6 +137,7 @@ def make(
         package: module to import so that the id is registered.
         text: instruction; None: ours where there is one, else the id.
         horizon: steps to truncation, at most the id's own; None: those.
+        dt: seconds per step; None: 1 / metadata["render_fps"].
         keys: parts of a Dict observation that make up the state, in this order, with dots into nested dicts
             (achieved_goal.kettle); (): all vectors, in the space's order.
         names: of all elements of the state, in that order; None: the keys, counted.
@@ -166,7 +168,7 @@ def make(
                       sparse=reward == "sparse", **facts)  # fmt: skip
     action = FETCH if name.startswith("Fetch") and package == "gymnasium_robotics" else None
     said = TEXTS.get(name, name) if text is None else text
-    return GymVecEnv(envs, seed=seed, instructions=said, horizon=steps, action=action, names=names)
+    return GymVecEnv(envs, seed=seed, instructions=said, horizon=steps, dt=dt, action=action, names=names)
 
 
 def _check_options(value: Any, where: str) -> None:

@@ -14,6 +14,7 @@ from robopolicy.cli.main import main
 from robopolicy.core.errors import ConfigError, RobopolicyError, SpecError
 from robopolicy.core.rng import episode_seeds
 from robopolicy.core.types import STATE
+from robopolicy.sim.gymnasium.spec import _warn_of_rate
 from robopolicy.sim.suites import gymnasium as gymnasium_task
 from robopolicy.sim.suites.vector_env import vector_env
 
@@ -122,6 +123,16 @@ def test_what_does_not_tell_success_is_refused(named, how, said, horizon, own_re
     with pytest.raises(ConfigError, match=r"task\.success") as error:
         success_flags(6, success=named, horizon=horizon, reward="own" if own_reward else "sparse", **how)
     assert said in str(error.value)
+
+
+def test_a_step_whose_length_is_a_guess_is_warned_of_once_and_can_be_set(caplog):
+    _warn_of_rate.cache_clear()
+    assert [gymnasium_task.make("Slide-v0", 1).spec.dt for _ in range(2)] == [0.05, 0.05]
+    assert [r.getMessage() for r in caplog.records if "task.dt=" in r.getMessage()] == [
+        "Slide-v0: metadata['render_fps'] is missing, so a step lasts 0.05 s (20 Hz). Declare it in the env, or set "
+        "task.dt=<seconds per step>; in Python adapt(…, dt=…)."
+    ]
+    assert gymnasium_task.make("Slide-v0", 1, dt=0.1).spec.dt == 0.1
 
 
 @pytest.mark.slow  # a process imports torch
