@@ -94,7 +94,10 @@ def copied(source: Path, out: Path) -> Iterator[Path]:
                 _place(file, copy / file.relative_to(source))
         if old:
             _convert(copy, source)
-        yield copy
+        try:
+            yield copy
+        except DataError as error:  # the copy is gone when this is read
+            raise DataError(str(error).replace(str(copy), str(source))) from error
         copy.rename(out)
 
 

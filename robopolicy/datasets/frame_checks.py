@@ -16,7 +16,10 @@ from robopolicy.datasets.spans import FilmBlock
 Array = NDArray[Any]
 TIME_TOLERANCE = 1e-3  # s, of a frame: stamps may be of whole ms
 RATE_TOLERANCE = 0.01  # of the rate of a whole episode
-AGAIN = "Drop or re-record these episodes (in Python load_episodes(episodes=…) selects)"
+AGAIN = (
+    "Record these episodes again, or remove them: lerobot-edit-dataset --operation.type delete_episodes … "
+    "(docs/bring_your_own/dataset.md; in Python load_episodes(episodes=…) selects)"
+)
 
 
 def ranges(frames: Array) -> str:

@@ -12,7 +12,11 @@ from numpy.typing import NDArray
 
 from robopolicy.core.errors import DataError
 from robopolicy.core.types import IMAGES, STATE
+from robopolicy.datasets.checks import raise_defects
+from robopolicy.datasets.frame_checks import check_finite
+from robopolicy.datasets.parquet import whole
 from robopolicy.datasets.source import DatasetInfo
+from robopolicy.datasets.spans import blocks_of
 from robopolicy.datasets.tables import read_table
 
 _JOINTS = re.compile(r"joint|waist|shoulder|elbow|wrist|forearm|\bq\d", re.IGNORECASE)
@@ -34,7 +38,7 @@ def infer_facts(source: DatasetInfo) -> dict[str, Fact]:
     """Infer fields of ActionSpec; those that the data do not show are left out.
 
     Raises:
-        DataError: no actions that are vectors of finite numbers, or tables that cannot be read.
+        DataError: no actions that are vectors of numbers, a value that is not finite, or tables that cannot be read.
     """
     column = source.columns.get("action")
     if column is None or not column.is_number or len(column.shape) != 1:
@@ -43,10 +47,13 @@ def infer_facts(source: DatasetInfo) -> dict[str, Fact]:
             f"{sorted(source.columns)}"
         )
     state = source.names_there.get(STATE)
-    read, _ = read_table(source, None, ["action", *([state] if state else [])])
-    action = read("action", column.shape).astype(np.float64)
-    if not np.isfinite(action).all():
-        raise DataError(f"{source.root}: 'action' holds NaN or infinity. `robopolicy data check` names the frames.")
+    keys = ["action", *([state] if state else [])]
+    read, _ = read_table(source, None, keys)
+    values = {k: read(k, source.columns[k].shape).astype(np.float64).reshape(read.table.num_rows, -1) for k in keys}
+    blocks = blocks_of(whole(read.table, "episode_index"))
+    elements = {k: source.columns[k].names for k in keys}
+    raise_defects((d for block in blocks for d in check_finite(block, values, elements)), source.root)
+    action = values["action"]
     names = column.names if column.names and len(column.names) == action.shape[1] else None
     found = _limits(action)
     if names is None:
@@ -55,7 +62,7 @@ def infer_facts(source: DatasetInfo) -> dict[str, Fact]:
         found["names"] = Fact(names, "as the dataset says")
     found |= _gripper(found["names"].value, action)
     if state is not None and source.columns[state].shape == column.shape:
-        found |= _reference(action, read(state, column.shape).astype(np.float64), read.starts)
+        found |= _reference(action, values[state], read.starts)
     if names is not None:
         found |= _frame(names, found, action)
     return found
@@ -95,7 +102,7 @@ def _reference(action: NDArray[np.float64], state: NDArray[np.float64], starts: 
     if not len(now):
         return {}
     distance = np.abs(action[now] - state[now + 1]).mean(0) / np.maximum(state.std(0), 1e-9)
-    if not float(np.median(distance)) <= _FOLLOWED:  # NaN in the state shows nothing
+    if not float(np.median(distance)) <= _FOLLOWED:
         return {}
     return {"reference": Fact("absolute", f"actions are the next frame's {STATE}, within {np.median(distance):.0%}")}
 

@@ -122,7 +122,7 @@ class Columns:
         outer = flat
         while pa.types.is_nested(flat.type):  # lists of lists
             flat = flat.flatten()
-        if flat.null_count:
+        if flat.null_count and not pa.types.is_floating(flat.type):  # of floats they are NaN: named by their frames
             raise DataError(f"{self.source.root}: {key!r} holds empty (null) values")
         if not (pa.types.is_integer(flat.type) or pa.types.is_floating(flat.type) or pa.types.is_boolean(flat.type)):
             raise DataError(f"{self.source.root}: {key!r} must hold numbers, found {flat.type}")

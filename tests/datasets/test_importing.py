@@ -213,16 +213,19 @@ def test_names_that_are_none_of_observations_are_refused(rename: Any, match: str
         data_import(dataset=path, action=ActionFacts(units=("rad",)), rename=rename)
 
 
-def test_a_state_with_nan_shows_no_reference(tmp_path: Path) -> None:
-    path = recorded(tmp_path / "arm")
-    file = next((path / "data").rglob("*.parquet"))
+@pytest.mark.parametrize("key", ["observation.state", "action"])
+@pytest.mark.parametrize("value", [None, np.nan])  # the conversion makes nulls of NaN
+def test_a_missing_number_of_format_2_1_is_named_by_its_episode_and_the_users_folder(
+    key: str, value: float | None, tmp_path: Path
+) -> None:
+    path = old_format(tmp_path / "old")
+    file = path / "data" / "chunk-000" / "episode_000001.parquet"
     table = pq.read_table(file)
-    states = np.stack(table["observation.state"].to_numpy())
-    states[3] = np.nan
-    column = table.column_names.index("observation.state")
-    pq.write_table(table.set_column(column, "observation.state", pa.array(list(states))), file)
-    with pytest.raises(ConfigError, match=r"action\.reference"):
-        data_import(dataset=path, action=ActionFacts(units=("rad",)))
+    rows = table[key].to_pylist()
+    rows[3][1] = value
+    pq.write_table(table.set_column(table.column_names.index(key), key, pa.array(rows)), file)
+    with pytest.raises(DataError, match=rf"^{path}: 1 defect\n.*{key}, episode 1, frame 3: .*delete_episodes"):
+        data_import(dataset=path, out=tmp_path / "new")
 
 
 def remade(path: Path, **columns: Any) -> Path:
