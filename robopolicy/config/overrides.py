@@ -6,7 +6,7 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 
 from robopolicy.config import registry
-from robopolicy.core.command_line import hydra_text
+from robopolicy.core.command_line import argument, hydra_text
 from robopolicy.core.errors import UsageError, closest
 
 ALIASES = {"network": "policy.network"}  # groups that land inside another one: `network=unet1d`, `network.width=64`
@@ -82,8 +82,16 @@ def _unreadable(text: str, key: str, value: str) -> UsageError:
     why = _unclosed(value) or "it holds a character that means something else there"
     return UsageError(
         f"{key}: the value {value!r} cannot be read: {why}. Lists are [a,b], mappings {{a: b}}; put text with "
-        f"brackets, quotes, = or $ into quotes of its own, and all of it into the shell's: '{key}=\"…\"'."
+        f"brackets, quotes, = or $ into quotes of its own, and all of it into the shell's: {_as_text(key, value)}"
     )
+
+
+def _as_text(key: str, value: str) -> str:
+    """Write an override whose value, or whose items of a list, are read as text."""
+    if re.fullmatch(r"""\[[^\[\]{}"]+\]""", value):
+        return argument(key, value[1:-1].split(","))
+    whole = {"[": '["…"]', "{": '{<key>: "…"}'}.get(value[:1])
+    return argument(key, value) if whole is None else f"'{key}={whole}'"
 
 
 def _unclosed(value: str) -> str:

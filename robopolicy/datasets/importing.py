@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from contextlib import nullcontext
 from dataclasses import asdict
 from pathlib import Path
@@ -75,7 +74,7 @@ def data_import(
         )
     if out is None and (is_hub(dataset) or not version.startswith("v3.")):
         why = "fetched" if is_hub(dataset) else f"converted from LeRobot's {version}"
-        raise ConfigError(f"out: is needed, as the dataset is {why}. Add out=data/{_name(dataset)}")
+        raise ConfigError(f"out: is needed, as the dataset is {why}. Add {argument('out', f'data/{_name(dataset)}')}")
     given = FactsFile() if facts is None else read_facts(facts)
     merged = ActionFacts(**{**given.action.given, **(action.given if action else {})})
     with copied(source, out) if out is not None else nullcontext(source) as folder:
@@ -120,8 +119,8 @@ def mending_command(source: DatasetInfo) -> str:
 
 def command(dataset: Path, out: Path | None, keys: list[str]) -> str:
     """Return the command that imports a dataset, with places for what is missing."""
-    parts = [f"dataset={dataset}", *([f"out={out}"] if out else [])]
-    return " ".join(["robopolicy data import", *map(shlex.quote, parts), *(f"action.{k}=…" for k in keys)])
+    parts = [argument("dataset", dataset), *([argument("out", out)] if out else [])]
+    return " ".join(["robopolicy data import", *parts, *(f"action.{k}=…" for k in keys)])
 
 
 def _action(

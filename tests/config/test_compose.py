@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import itertools
 import re
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -470,3 +471,14 @@ def test_text_that_can_be_nothing_else_needs_no_quotes(place: str) -> None:
 def test_text_that_may_be_something_else_is_left_to_the_user(value: str) -> None:
     with pytest.raises(UsageError, match=r"dataset: .*cannot be read|dataset.*quotes|several values"):
         train(f"dataset={value}")
+
+
+@pytest.mark.parametrize(
+    ("value", "read"),
+    [("a=b,c", "a=b,c"), ("it's", "it's"), ("[a=b,c]", ["a=b", "c"]), ("[it's,a]", ["it's", "a"])],
+)
+def test_the_message_about_text_that_cannot_be_read_shows_how_to_give_it(value: str, read: Any) -> None:
+    with pytest.raises(UsageError) as found:
+        compose(find_verb("train"), [f"cameras={value}"], checked=False)
+    (word,) = shlex.split(str(found.value).rpartition("shell's: ")[2])
+    assert compose(find_verb("train"), [word, "run_dir=x", "dataset=d"], checked=False)["cameras"] == read

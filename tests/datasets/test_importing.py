@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +15,12 @@ import pyarrow.parquet as pq
 import pytest
 
 from robopolicy.cli.main import main
+from robopolicy.config.hydra_configs import hydra_config
 from robopolicy.core.errors import ConfigError, DataError
 from robopolicy.core.types import ActionSpec, Feature
 from robopolicy.datasets.action_facts import ActionFacts
 from robopolicy.datasets.foreign import HUB, fetch
-from robopolicy.datasets.importing import data_import
+from robopolicy.datasets.importing import command, data_import
 from robopolicy.datasets.inspect import data_check
 from robopolicy.datasets.lerobot_reader import load_episodes
 from robopolicy.datasets.lerobot_writer import DatasetWriter
@@ -226,6 +228,15 @@ def test_a_missing_number_of_format_2_1_is_named_by_its_episode_and_the_users_fo
     pq.write_table(table.set_column(table.column_names.index(key), key, pa.array(rows)), file)
     with pytest.raises(DataError, match=rf"^{path}: 1 defect\n.*{key}, episode 1, frame 3: .*delete_episodes"):
         data_import(dataset=path, out=tmp_path / "new")
+
+
+@pytest.mark.parametrize("name", ["a=b", "a,b", "it's"])
+def test_printed_commands_can_be_pasted(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = recorded(tmp_path / name)
+    data_import(dataset=path, action=ActionFacts(units=("rad",)))
+    printed = re.findall(r"robopolicy (data import .*?) (?:outcomes|action)", capsys.readouterr().out)
+    for words in (*map(shlex.split, printed), shlex.split(command(path, tmp_path / f"{name}2", []))[1:]):
+        assert hydra_config("data_import", words[2:])["dataset"] == str(path)
 
 
 def remade(path: Path, **columns: Any) -> Path:
