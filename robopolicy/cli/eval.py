@@ -12,7 +12,7 @@ from robopolicy.cli.eval_suite import evaluate_suite
 from robopolicy.cli.task_label import task_label
 from robopolicy.config.instantiate import build
 from robopolicy.config.schema import TARGET, Count, Device, Natural, Node
-from robopolicy.core.errors import ConfigError
+from robopolicy.core.errors import ConfigError, RobopolicyError
 from robopolicy.core.types import VecEnv
 from robopolicy.evaluation.episode_table import EpisodeTable
 from robopolicy.evaluation.policy_ref import PolicyRef, env_of, set_retrieval_memory
@@ -92,18 +92,15 @@ def evaluate(
     marks = [task_label(task, place), "imagined" if world is not None else "",
              f"memory-{memory.name}" if memory is not None else "", sampler]  # fmt: skip
     name = name or "-".join(filter(None, marks))
-    for variant, changes in (variants or {"": {}}).items():
+    every_variant = variants or {"": {}}
+    if len(every_variant) > 1:
+        _check_variants(every_variant, place, task, world)
+    for variant, changes in every_variant.items():
         called = label(
             "-".join(filter(None, (name, variant))), checkpoint=place.checkpoint, deterministic=deterministic,
             split=split,
         )  # fmt: skip
-        count = min(num_envs, episodes)
-        if world is None:
-            env = env_of(task, place, count, changes)
-        else:
-            env = _world({**world, **changes}, count)
-        if env.spec.branches:
-            raise ConfigError("world.branch: cuts episodes, and a policy is evaluated on whole ones. Leave it away.")
+        env = _env(place, task, world, min(num_envs, episodes), changes)
         policy = load_policy(place.policy, device=device, env=env.spec)
         place.provenance_suffix = set_retrieval_memory(policy, memory) if memory is not None else ""
         if sampling:
@@ -121,6 +118,26 @@ def evaluate(
             out = place.out / "videos" / (called or split)
             filming(partial(film, policy, env, rows, out, count=videos, deterministic=deterministic))
     return every[0]
+
+
+def _check_variants(
+    variants: dict[str, dict[str, Any]], place: PolicyRef, task: Node | None, world: Node | None
+) -> None:  # fmt: skip
+    """Raise ConfigError for a variant that the task or the policy does not take, before any is evaluated."""
+    for variant, changes in variants.items():
+        try:
+            load_policy(place.policy, env=_env(place, task, world, 1, changes).spec)
+        except RobopolicyError as error:
+            hint = f"To evaluate the others, leave it out: '~variants.{variant}'"
+            raise ConfigError(f"variants.{variant}: {error}\n{hint}") from error
+
+
+def _env(place: PolicyRef, task: Node | None, world: Node | None, num_envs: int, changes: dict[str, Any]) -> VecEnv:
+    """Build the task or the world with `changes` of its parameters."""
+    env = env_of(task, place, num_envs, changes) if world is None else _world({**world, **changes}, num_envs)
+    if env.spec.branches:
+        raise ConfigError("world.branch: cuts episodes, and a policy is evaluated on whole ones. Leave it away.")
+    return env
 
 
 def _world(node: Node, num_envs: int) -> VecEnv:

@@ -10,7 +10,7 @@ import torch
 
 from robopolicy import sim
 from robopolicy.cli.eval import evaluate
-from robopolicy.core.errors import SpecError
+from robopolicy.core.errors import ConfigError, SpecError
 from robopolicy.core.specs import PolicySpec
 from robopolicy.envs.wrap_for import wrap_for
 from robopolicy.evaluation.episode_table import COLUMNS, EpisodeTable
@@ -56,6 +56,14 @@ def test_a_policy_that_counts_tasks_refuses_other_words(tmp_path: Path):
     policy = load_policy(checkpoint, env=sim.make("tabletop", 1).spec)
     with pytest.raises(SpecError, match="its instructions are not those"):
         wrap_for(policy, other)
+
+
+def test_a_variant_that_the_policy_cannot_follow_is_named_before_any_is_evaluated(tmp_path: Path):
+    variants = {"seen": {}, "paraphrases": {"wording": "unseen"}}
+    how = {"checkpoint": saved(FLOW, tmp_path), "task": TASK_NODE, "episodes": 1, "videos": 0, "out": tmp_path / "out"}
+    with pytest.raises(ConfigError, match=r"variants\.paraphrases: tasks: (.|\n)*'~variants\.paraphrases'"):
+        evaluate(**how, variants=variants)
+    assert not list((tmp_path / "out").glob("*.csv"))
 
 
 def test_success_by_task():
