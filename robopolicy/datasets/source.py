@@ -190,7 +190,7 @@ def _feature(key: str, column: Column, video_path: str | None) -> Feature:
         raise ValueError(f"dtype: expected numbers, video or image, found {column.dtype!r}")
     plain = len(column.shape) == 1 or (len(column.shape) == 2 and key.startswith(POINTS))
     names = column.names if plain and column.names and len(column.names) == column.shape[-1] else None
-    return Feature(column.shape, "float32" if column.dtype.startswith("float") else column.dtype, names)
+    return Feature(column.shape, "float32", names)  # whole numbers and flags too: policies read float32
 
 
 def is_plain(key: str) -> bool:

@@ -52,6 +52,19 @@ def test_a_selection_of_episodes_and_features(recorded: Path) -> None:
         load_episodes(recorded, episodes=[])
 
 
+def test_whole_numbers_and_flags_are_read_as_float32(tmp_path: Path) -> None:
+    features = {"observation.count": Feature((2,), "int64"), "observation.level": Feature((3,), "uint8"),
+                "observation.touch": Feature((1,), "bool")}  # fmt: skip
+    obs = {k: np.arange(4 * f.shape[0]).reshape(4, *f.shape).astype(f.dtype) for k, f in features.items()}
+    with DatasetWriter(tmp_path / "d", observation=features, action=ACTION, dt=0.1, tasks=("pull",)) as writer:
+        writer.add_episode(**{**episode(0, 4), "obs": obs, "task": "pull"})
+    loaded = load_episodes(tmp_path / "d", cameras=())
+    assert loaded.observation.keys() == features.keys()
+    for key, value in obs.items():
+        assert loaded.obs[key].dtype == torch.float32 and loaded.observation[key].dtype == "float32"
+        np.testing.assert_array_equal(loaded.obs[key], value)
+
+
 def test_stock_lerobot_reads_and_batches_it(recorded: Path) -> None:
     from lerobot.datasets.lerobot_dataset import LeRobotDataset
     from lerobot.utils.feature_utils import dataset_to_policy_features
