@@ -34,6 +34,7 @@ from robopolicy.real.datasets.bag_options import BagOptions
 from robopolicy.real.datasets.recorded_header import check_same, observation_of, policy_of, seed_of
 from robopolicy.real.recording.recording import Recording, read
 from robopolicy.real.safety import Mode
+from robopolicy.runs.logger import Tracker
 from robopolicy.sim.arm import FINGER_STROKE
 from robopolicy.utils.threads import set_threads
 
@@ -102,7 +103,8 @@ def convert(
             "data import` makes one of LeRobot's format v2.1 ready for training."
         )
     if (file := find_hdf5(recording)) is not None:
-        return convert_hdf5(file, out, hdf5 or Hdf5Options(), only_success=only_success, overwrite=overwrite)
+        options = hdf5 or Hdf5Options()
+        return convert_hdf5(file, out, options, tracker=Tracker(), only_success=only_success, overwrite=overwrite)
     if any(recording.glob("**/metadata.yaml")):
         raise DataError(f"recording={recording}: a rosbag2 bag. Give bag.wiring=<robot>, which names its topics.")
     paths = visible(recording.glob("*.mcap")) if recording.is_dir() else [recording]

@@ -150,6 +150,8 @@ def check_saturation(episode: FilmBlock, action: Array, spec: ActionSpec | None,
     """Channels that lie at a limit (unknown: at an extreme of the data) in more than `most` of an episode's frames."""
     low, high = (action.min(axis=0), action.max(axis=0)) if spec is None else (np.array(spec.low), np.array(spec.high))
     slack, part = limit_slack(low, high), action[episode.rows]
+    if len(part) < 2:  # no motion that a limit could cut
+        return
     for side, end, at in (("lower", low, part <= low + slack), ("upper", high, part >= high - slack)):
         for k in np.flatnonzero((at.mean(axis=0) > most) & (high > low) & ~_switches(action)):
             if spec is not None and k == spec.gripper:

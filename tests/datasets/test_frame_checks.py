@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from robopolicy.datasets.frame_checks import check_clouds, check_rate, ranges
+from robopolicy.datasets.frame_checks import check_clouds, check_rate, check_saturation, ranges
 from robopolicy.datasets.spans import FilmBlock
 
 
@@ -30,6 +30,12 @@ def test_a_rate_is_compared_by_its_share(fps: float, recorded: float) -> None:
     assert f"was recorded at {recorded:.3g} Hz, the dataset says {fps:g}" in defect.problem
     assert [*check_rate(whole, np.arange(50) / (1.002 * fps), fps)] == []
     assert [*check_rate(whole, np.round(np.arange(50) / fps, 3), fps)] == [], "stamps of whole ms"
+
+
+@pytest.mark.parametrize(("length", "found"), [(1, 0), (2, 1)])
+def test_an_episode_of_one_frame_is_not_saturated(length: int, found: int) -> None:
+    action = np.array([[1.0], [1.0], [0.0], [0.5]])
+    assert len(list(check_saturation(FilmBlock(0, 0, length), action, None, 0.5))) == found
 
 
 def test_a_cloud_is_empty_where_no_frame_of_an_episode_has_two_places() -> None:

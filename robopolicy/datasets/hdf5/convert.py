@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from robopolicy.core.errors import ConfigError, DataError
+from robopolicy.core.protocols import ShowsProgress
 from robopolicy.core.types import STATE
 from robopolicy.datasets.checks import Defect, raise_defects
 from robopolicy.datasets.converted import Converted
@@ -42,8 +43,9 @@ def find_hdf5(recording: Path) -> Path | None:
 
 
 def convert_hdf5(
-    path: Path, out: Path, options: Hdf5Options, *, only_success: bool = False, overwrite: bool = False
-) -> Converted:
+    path: Path, out: Path, options: Hdf5Options, *, tracker: ShowsProgress, only_success: bool = False,
+    overwrite: bool = False,
+) -> Converted:  # fmt: skip
     """Write a file as a dataset; everything is checked before the first episode is written.
 
     Raises:
@@ -58,11 +60,15 @@ def convert_hdf5(
         raise_defects(check(contents, plan, options), path)
         left_out: dict[str, str] = {}
         frames = 0
-        with DatasetWriter(
-            out, observation=plan.observation, action=plan.action, dt=1.0 / plan.rate_hz, tasks=plan.tasks,
-            provenance={"source": contents.format, "file": path.name, **contents.provenance}, overwrite=overwrite,
-        ) as writer:  # fmt: skip
+        with (
+            DatasetWriter(
+                out, observation=plan.observation, action=plan.action, dt=1.0 / plan.rate_hz, tasks=plan.tasks,
+                provenance={"source": contents.format, "file": path.name, **contents.provenance}, overwrite=overwrite,
+            ) as writer,
+            tracker.progress(len(contents.episodes), "converted episodes") as bar,
+        ):  # fmt: skip
             for number, episode in enumerate(contents.episodes):
+                bar.update(number)
                 success = _success(episode, options)
                 if only_success and not success.any():
                     left_out[episode.name] = "no success"
@@ -78,6 +84,7 @@ def convert_hdf5(
                     seed=number if episode.seed is None else episode.seed,
                 )  # fmt: skip
                 frames += len(success)
+            bar.update(len(contents.episodes))
             if not writer.num_episodes:
                 raise DataError(f"{path}: no episode to keep of {len(contents.episodes)}: {left_out}")
     print(f"{contents.format}: {writer.num_episodes} episodes, {frames} frames at {plan.rate_hz:g} Hz in {out}"
