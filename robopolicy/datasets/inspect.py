@@ -22,6 +22,7 @@ from robopolicy.datasets.checks import Array, Defect, raise_defects
 from robopolicy.datasets.hdf5.convert import find_hdf5, inspect_hdf5
 from robopolicy.datasets.importing import mending_command
 from robopolicy.datasets.parquet import number, whole
+from robopolicy.datasets.remarks import coarse
 from robopolicy.datasets.source import INFO_FILE, DatasetInfo, resolve_action_spec
 from robopolicy.datasets.spans import FilmBlock, blocks_of, check_blocks, check_rows, check_spans, read_episodes
 from robopolicy.datasets.stats import check_stats
@@ -56,6 +57,8 @@ def data_check(*, dataset: Path, saturated: Fraction = 0.5, shown: Count = 50, t
     print(f"{dataset}: {source.info.total_frames} frames at {source.fps:g} Hz, no defects in {columns}")
     if source.repeats_state:
         print(f"{ENV_STATE} repeats {STATE}: read once")
+    for remark in coarse(source):
+        print(remark)
     if source.meta is None and "action" in source.columns:
         print(f"It does not say what its actions mean, which training needs to know: {mending_command(source)}")
 

@@ -65,6 +65,30 @@ def _small(source: DatasetInfo, read: Columns, state: str) -> list[str]:
     ]
 
 
+def coarse(source: DatasetInfo) -> list[str]:
+    """Return a line for each element of which float32, in which training reads, keeps less than half of the values.
+
+    Raises:
+        DataError: tables that cannot be read.
+    """
+    keys = [k for k in (*source.names_there.values(), "action") if k in source.columns and source.columns[k].is_number]
+    wide = [k for k in keys if not np.can_cast(np.dtype(source.columns[k].dtype), np.float32)]
+    if not wide:
+        return []
+    read, found = read_table(source, None, wide)[0], []
+    for key in wide:
+        column = source.columns[key]
+        for i, values in enumerate(read(key, column.shape).reshape(read.table.num_rows, -1).T):
+            there, kept = (len(np.unique(v)) for v in (values, values.astype(np.float32)))
+            if 2 * kept < there:
+                name = repr(column.names[i]) if column.names and len(column.names) == column.size else i
+                found.append(
+                    f"{key}: element {name} has {there} values in {column.dtype} and {kept} in float32, in which "
+                    "training reads it. Subtract a constant, such as its first value, and record again"
+                )
+    return found
+
+
 def evaluation_starts(episodes: Episodes, name: str) -> str:
     """Say that episodes of the dataset `name` begin where policies are evaluated, or return ""."""
     at = episodes.seeds >> SPLIT_BITS

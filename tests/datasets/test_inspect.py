@@ -15,7 +15,7 @@ import pytest
 
 from robopolicy.cli.main import main
 from robopolicy.core.errors import DataError
-from robopolicy.core.types import ENV_STATE, Feature
+from robopolicy.core.types import ENV_STATE, STATE, Feature
 from robopolicy.datasets.inspect import _check_duplicates, inspect
 from robopolicy.datasets.lerobot_reader import load_episodes
 from robopolicy.datasets.lerobot_writer import DatasetWriter
@@ -111,6 +111,18 @@ def test_intact_datasets_have_none(recorded: Path, capsys: pytest.CaptureFixture
     assert main(["data", "check", f"dataset={recorded}"]) == 0
     said = capsys.readouterr().out
     assert "16 frames at 10 Hz, no defects in 5 columns\nobservation.environment_state repeats" in said
+
+
+def test_numbers_that_float32_cannot_tell_apart_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    observation = {STATE: Feature((2,), "float64", ("x", "ticks")), "observation.count": Feature((1,), "int64")}
+    state = np.stack([np.arange(9) / 7, 1e8 + np.arange(9)], axis=1)
+    count = 200_000_000 + np.arange(9)[:, None]
+    with DatasetWriter(tmp_path / "d", observation=observation, action=ACTION, dt=0.1, tasks=("pull",)) as writer:
+        writer.add_episode(**{**episode(0, 9), "obs": {STATE: state, "observation.count": count}, "task": "pull"})
+    assert main(["data", "check", f"dataset={tmp_path / 'd'}"]) == 0
+    said = capsys.readouterr().out
+    assert "observation.state: element 'ticks' has 9 values in float64 and 2 in float32" in said
+    assert "observation.count: element 0 has 9 values in int64 and" in said and "'x'" not in said
 
 
 def test_every_defect_is_named_not_the_first_of_its_kind(
