@@ -22,9 +22,11 @@ from robopolicy.config.hydra_configs import config_folder
 from robopolicy.config.schema import TARGET, Count, Device, Natural, Node, Seed
 from robopolicy.core.command_line import argument, hydra_text
 from robopolicy.core.errors import ConfigError
-from robopolicy.core.types import Feature, FixedStarts, VecEnv
+from robopolicy.core.specs import PolicySpec
+from robopolicy.core.types import FixedStarts, VecEnv
 from robopolicy.core.untrusted import checked, read_json
-from robopolicy.datasets.lerobot_reader import load_episodes
+from robopolicy.datasets.compatibility import check_same_data
+from robopolicy.datasets.lerobot_reader import dataset_features, load_episodes
 from robopolicy.evaluation.compare import Comparison
 from robopolicy.evaluation.episode_table import EpisodeTable
 from robopolicy.evaluation.policy_ref import PolicyRef, env_of, task_of
@@ -160,20 +162,28 @@ def look(
 
 def _look(ref: PolicyRef, env: VecEnv, episodes: int, dataset: Path | None, device: str) -> BaseFacts:
     policy = load_policy(ref.policy, device=device, env=env.spec)
+    of_dataset = _of_dataset(policy.spec, ref.policy, dataset)  # refuses before anything is played
     rows = evaluated_rows(policy, env, ref, "sampled", episodes, "validation", deterministic=False)
     mode = evaluated_rows(policy, env, ref, "mode", episodes, "validation", deterministic=True)
     facts = facts_of(policy, rows, mode, at_a_time=env.num_envs, demonstrations=dataset is not None)
-    return facts if dataset is None else replace(facts, **_of_dataset(policy.spec.observation, dataset))
+    return replace(facts, **of_dataset)
 
 
-def _of_dataset(observation: dict[str, Feature], dataset: Path) -> dict[str, Any]:
+def _of_dataset(spec: PolicySpec, base: Path, dataset: Path | None) -> dict[str, Any]:
     """Return the facts that a dataset shows: whether RL can learn from it, and the places that it does not have.
 
     Places that are zero in all demonstrations are of a thing that the task does not have.
+
+    Raises:
+        SpecError: the base reads no vector, or it and the dataset do not fit. DataError: see `load_episodes`.
     """
-    vectors = {key: observation[key] for key in state_vectors(observation)}
+    vectors = {key: spec.observation[key] for key in state_vectors(spec.observation)}
+    if dataset is None:
+        return {}
     names = joined(vectors).names or ()
     episodes = load_episodes(dataset, needed=vectors)
+    offered = replace(episodes, observation=dataset_features(dataset))  # pictures are checked, and not loaded
+    check_same_data(spec, offered, base=base, dataset=dataset)
     if not episodes.outcomes:
         print(
             f"dataset={dataset}: says nothing of success, so RL reads none of its transitions. Where every episode is "

@@ -14,9 +14,16 @@ def state_vectors(observation: dict[str, Feature]) -> tuple[str, ...]:
     """
     found = [k for k, f in observation.items() if f.dtype == "float32" and len(f.shape) == 1 and k != BASE_ACTION]
     extra = [k for k in observation if k not in (*found, BASE_ACTION, TASK) and not k.startswith(RENDERED)]
-    if not found or extra:
+    if extra:
         raise SpecError(
-            f"ResidualPolicy reads vectors of float32, pictures and point clouds; found {dict(observation)}"
+            f"policy=residual: reads vectors of float32, pictures and point clouds; found {extra[0]!r}, "
+            f"{observation[extra[0]].dtype} {observation[extra[0]].shape}. Train a base without it."
+        )
+    if not found:
+        raise SpecError(
+            "policy=residual: reads at least one vector of float32, with policy.pictures=true too; the base reads "
+            f"{', '.join(observation) or 'nothing'}. Train a base that also reads one, such as {STATE} with the joint "
+            "positions."
         )
     return tuple(sorted(found, key=lambda k: (k != STATE, k != ENV_STATE)))  # the others stay in their order
 

@@ -14,6 +14,9 @@ from robopolicy.cli.refine import task_overrides
 from robopolicy.cli.verbs import find_verb
 from robopolicy.config.compose import compose, task_node
 from robopolicy.config.schema import plain
+from robopolicy.core.errors import SpecError
+from robopolicy.core.specs import PolicySpec
+from robopolicy.core.types import Feature
 from robopolicy.datasets.lerobot_reader import load_episodes
 from robopolicy.runs.run_dir import read_config
 from robopolicy.training import refinement_rules
@@ -45,16 +48,29 @@ def test_a_task_of_ones_own_is_written_key_by_key() -> None:
     assert again == node
 
 
-def test_a_dataset_without_outcomes_is_not_read_by_rl(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_dataset_is_checked_before_the_look_and_without_outcomes_not_read_by_rl(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     data = tmp_path / "data"
     assert main(["demos", "task=reach", f"out={data}", "episodes=2", "seed=0"]) == 0
     episodes = load_episodes(data)
-    assert cli._of_dataset(episodes.observation, data)["demonstrations"] is True
+    spec = PolicySpec(episodes.observation, episodes.action_spec, episodes.dt, 1, 1, 1, episodes.tasks)
+    assert cli._of_dataset(spec, Path("bc"), data)["demonstrations"] is True
     capsys.readouterr()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(cli, "load_episodes", lambda *_, **__: replace(episodes, outcomes=False))
-        assert cli._of_dataset(episodes.observation, data)["demonstrations"] is False
+        assert cli._of_dataset(spec, Path("bc"), data)["demonstrations"] is False
     assert f"robopolicy data import dataset={data} outcomes=success" in capsys.readouterr().out
+    camera = {"observation.images.top": Feature((3, 8, 8), "uint8")}
+    others = {
+        "action.high": replace(spec, action=replace(spec.action, high=tuple(2 * v for v in spec.action.high))),
+        "observation.images.top": replace(spec, observation=spec.observation | camera),
+        "reads at least one vector": replace(spec, observation=camera),
+    }
+    for problem, other in others.items():  # and nothing is played
+        monkeypatch.setattr(cli, "load_policy", lambda *_, other=other, **__: SimpleNamespace(spec=other))
+        with pytest.raises(SpecError, match=problem):
+            cli._look(Path("bc"), None, SimpleNamespace(spec=None), 1, data, "cpu")  # type: ignore[arg-type]
 
 
 def test_a_base_is_looked_at_refined_and_compared(
