@@ -39,8 +39,9 @@ class GymVecEnv:
     """VecEnv over a Gymnasium vector env with Box actions and Box or Dict-of-Box observations.
 
     Boxes are flattened and joined, in the space's order, into `observation.state`; uint8 boxes of three axes [h w 3]
-    or [3 h w] become `observation.images.<key>` (`main` for a bare Box). LeRobot's names keep their meaning: next to
-    `agent_pos`, `environment_state` becomes `observation.environment_state`; `pixels` may be a Dict of pictures.
+    or [3 h w] become `observation.images.<key>` (`main` for a bare Box). Boxes of nested Dicts have keys with dots:
+    `arm.joints`. LeRobot's names keep their meaning: next to `agent_pos`, `environment_state` becomes
+    `observation.environment_state`; `pixels` may be a Dict of pictures.
 
     `episode_seed` is negative where the env chose the episode itself: it cannot be asked for again.
 

@@ -15,6 +15,8 @@ from robopolicy.sim.gymnasium.info import FINAL_OBS
 from robopolicy.sim.gymnasium.info_columns import column, flags
 from robopolicy.sim.gymnasium.observations import as_array
 
+_RETURNS = "Return (obs, info) from reset, and (obs, reward, terminated, truncated, info) from step."
+
 
 class CheckedEnv:
     """Vector env whose calls and results are checked; `id` names it in messages."""
@@ -36,7 +38,7 @@ class CheckedEnv:
         except Exception as error:
             hint = ""
             if "Output array is the wrong shape" in str(error):
-                hint = "\nAn observation has another shape than the env's observation_space says."
+                hint = "\nAn observation has another shape than the env's observation_space. Correct the wrong one."
             if "2**32" in str(error):
                 hint = ("\nEpisode seeds have up to 42 bits: draw from self.np_random after super().reset(seed=seed), "
                         "or reduce them by seed % 2**32.")  # fmt: skip
@@ -44,7 +46,7 @@ class CheckedEnv:
         if isinstance(result, tuple) and len(result) == count:
             return result
         found = f"a tuple of {len(result)}" if isinstance(result, tuple) else type(result).__name__
-        raise SpecError(f"{self.id}: {what}: expected {count} values as in Gymnasium, found {found}")
+        raise SpecError(f"{self.id}: {what}: expected {count} values as in Gymnasium, found {found}. {_RETURNS}")
 
     def to_env(self, executed: Tensor) -> NDArray[Any]:
         space: Any = self.env.single_action_space  # a Box

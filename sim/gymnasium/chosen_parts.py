@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping
 from typing import Any
 
 import gymnasium
@@ -13,10 +12,9 @@ from PIL import Image
 
 from robopolicy.core.errors import ConfigError, SpecError, closest
 from robopolicy.sim.gymnasium.film import RGB
-from robopolicy.sim.gymnasium.observations import is_rgb
+from robopolicy.sim.gymnasium.observations import PIXELS, is_rgb, leaves
 
 RENDER = "render"  # among cameras: what the env's render() shows
-_PIXELS = "pixels"  # LeRobot's dict of pictures, whose cameras go by their own names
 
 
 class ChosenParts(gymnasium.ObservationWrapper):
@@ -38,7 +36,7 @@ class ChosenParts(gymnasium.ObservationWrapper):
         size: int | None = None,
     ) -> None:  # fmt: skip
         super().__init__(env)
-        parts = dict(_parts(env.observation_space))
+        parts = dict(leaves(env.observation_space))
         pictures = [key for key, space in parts.items() if isinstance(space, Box) and is_rgb(space)]
         vectors = [key for key in parts if key not in pictures]
         if seen := [key for key in keys if key in pictures]:
@@ -71,7 +69,7 @@ class ChosenParts(gymnasium.ObservationWrapper):
         self.observation_space = Dict(spaces)
 
     def observation(self, observation: Any) -> dict[str, Any]:
-        given = dict(_parts(observation))
+        given = dict(leaves(observation))
         if lacking := [key for key in (*self._keys, *self._cameras) if key not in given and key != RENDER]:
             raise SpecError(f"the observation has no {lacking[0]!r}, which its space declares; it has {sorted(given)}")
         seen = {key: given[key] for key in self._keys}
@@ -96,17 +94,7 @@ class ChosenParts(gymnasium.ObservationWrapper):
 
 def nested(space: gymnasium.Space) -> bool:
     """Return whether a space is a Dict that holds further ones, LeRobot's pictures aside."""
-    return isinstance(space, Dict) and any(isinstance(s, Dict) for k, s in space.spaces.items() if k != _PIXELS)
-
-
-def _parts(tree: Any, name: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield the leaves of a nested dict of spaces or values, by name."""
-    inner = tree.spaces if isinstance(tree, Dict) else tree
-    if not isinstance(inner, Mapping):
-        yield name or "main", tree
-        return
-    for key, value in inner.items():
-        yield from _parts(value, str(key) if name in ("", _PIXELS) else f"{name}.{key}")
+    return isinstance(space, Dict) and any(isinstance(s, Dict) for k, s in space.spaces.items() if k != PIXELS)
 
 
 def _check(asked: tuple[str, ...], offered: list[str], key: str, problem: str) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 import gymnasium
@@ -20,7 +20,7 @@ from robopolicy.core.types import ENV_STATE, IMAGES, STATE, TASK, Obs
 _PICTURE_SIDE = 16  # a Box with two axes of at least this length is taken for a picture
 _STATE_LIMIT = 4000  # numbers of `observation.state`; the smallest usual picture, 64×64, has more
 _LEROBOT = {"agent_pos": STATE, "environment_state": ENV_STATE}  # its names in an env: the feature of each
-_PIXELS = "pixels"  # its name of pictures: a box, or a Dict of them
+PIXELS = "pixels"  # its name of pictures: a box, or a Dict of them, whose cameras go by their own names
 _SAME = 1e-3  # relative and absolute; first observations of one seed may differ by so much
 _CAMERA = re.compile(r"\w+([.-]\w+)*")  # it becomes part of file names
 
@@ -54,15 +54,17 @@ def layout(space: gymnasium.Space, name: str) -> ObservationLayout:
     Raises:
         ConfigError: another space than Box or Dict of Box, or one whose numbers are a picture that is not RGB uint8.
     """
-    boxes: dict[str, Any] = opened(space.spaces) if isinstance(space, Dict) else {"main": space}
+    boxes, count = dict[str, Any](leaves(space)), sum(1 for _ in leaves(space))
+    if count > len(boxes):
+        raise ConfigError(f"{name}: observation_space: two parts of {space} have one name. Rename one in a wrapper.")
     if wrong := {k: type(v).__name__ for k, v in boxes.items() if not isinstance(v, Box)}:
+        others = ",".join(k for k, v in boxes.items() if k not in wrong and not is_rgb(v))
         raise ConfigError(
-            f"{name}: observation_space: expected Box or Dict of Box, found {wrong}. Flatten or drop the others with "
+            f"{name}: observation_space: expected Box or Dict of Box, found {wrong}. "
+            f"{f'Take the others alone: task.keys=[{others}]. ' if others else ''}In Python flatten or drop these with "
             "gymnasium.wrappers.FlattenObservation, FilterObservation or TransformObservation."
         )
     for key, box in boxes.items():
-        if not isinstance(key, str):
-            raise ConfigError(f"{name}: observation_space: expected text as keys, found {key!r}")
         if is_rgb(box) and not _CAMERA.fullmatch(key):
             raise ConfigError(
                 f"{name}: observation_space: picture {key!r}: a camera's name becomes part of file names; expected "
@@ -85,12 +87,14 @@ def layout(space: gymnasium.Space, name: str) -> ObservationLayout:
     return found
 
 
-def opened(parts: Mapping[str, Any]) -> dict[str, Any]:
-    """Return `parts` with LeRobot's nested `pixels` among them, as long as no name is there twice."""
-    pictures = parts.get(_PIXELS)
-    if not isinstance(pictures, Mapping) or not pictures.keys().isdisjoint(parts):
-        return dict(parts)
-    return {k: v for k, v in parts.items() if k != _PIXELS} | dict(pictures.items())
+def leaves(tree: Any, name: str | None = None) -> Iterator[tuple[str, Any]]:
+    """Yield the leaves of a nested dict of spaces or values, by name with dots; a bare one is `main`."""
+    inner = tree.spaces if isinstance(tree, Dict) else tree
+    if not isinstance(inner, Mapping):
+        yield "main" if name is None else name, tree
+        return
+    for key, value in inner.items():
+        yield from leaves(value, str(key) if name in (None, PIXELS) else f"{name}.{key}")
 
 
 def is_rgb(box: Box) -> bool:
@@ -134,10 +138,9 @@ class Observations:
         Raises:
             SpecError: shapes or dtypes other than the space's, or numbers that are not finite.
         """
-        parts = {"main": raw} if self.layout.bare else raw
-        if not isinstance(parts, Mapping):
+        if not (self.layout.bare or isinstance(raw, Mapping)):
             raise SpecError(f"{self.env}: observation: expected a dict, found {type(raw).__name__}")
-        parts, found = opened(parts), dict[str, NDArray[Any]]()
+        parts, found = {"main": raw} if self.layout.bare else dict(leaves(raw)), dict[str, NDArray[Any]]()
         for key, box in self.layout.boxes.items():
             if key not in parts:
                 raise SpecError(f"{self.env}: observation: expected key {key!r}, found {sorted(parts)}")
@@ -176,8 +179,8 @@ class Observations:
     def one(self, raw: Any) -> Obs:
         """Return a batch of one, of one env's observation without batch axis."""
         if isinstance(raw, Mapping):
-            raw = opened(raw)
-            return self({k: as_array(v, f"{self.env}: observation {k!r}")[None] for k, v in raw.items()}, 1)
+            parts = {k: as_array(v, f"{self.env}: observation {k!r}")[None] for k, v in leaves(raw)}
+            return self(parts, 1)
         return self(as_array(raw, f"{self.env}: observation")[None], 1)
 
 

@@ -38,7 +38,7 @@ def check_vector_env(env: Any) -> None:
         )
     for key in ("num_envs", "single_observation_space", "single_action_space"):
         if getattr(env, key, None) is None:
-            raise ConfigError(f"{type(env.unwrapped).__name__}: expected a vector env that says {key!r}, found none")
+            raise ConfigError(f"{type(env.unwrapped).__name__}: {key}: expected a value, found none. Set it.")
     if not (isinstance(env.num_envs, int | np.integer) and env.num_envs >= 1):
         raise ConfigError(f"{name_of(env)}: num_envs: expected a number of at least 1, found {env.num_envs!r}")
 

@@ -9,7 +9,7 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
-from gymnasium.spaces import Box, Dict
+from gymnasium.spaces import Box, Dict, Discrete
 from gymnasium.utils.env_checker import check_env
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 
@@ -208,6 +208,47 @@ def test_lerobots_names_keep_their_meaning(mode, cameras, names):
     assert step.next_obs[f"observation.images.{names[-1]}"].unique().tolist() == [3]
     called = adapt(envs, horizon=9, names=("x", "y", "z")).spec.observation
     assert (called[STATE].names, called[ENV_STATE].names) == (("x", "y"), ("z",))
+
+
+class Nested(Counter):
+    """Shows nested dicts."""
+
+    def __init__(self):
+        super().__init__()
+        number, picture = Box(-1e9, 1e9, (1,), np.float32), Box(0, 255, (8, 6, 3), np.uint8)
+        self.observation_space = Dict({"goal": Dict({"x": number, "inner": Dict({"y": number})}), "top": picture})
+
+    def _obs(self):
+        x, y = np.array([[self.count], [10 + self.count]], np.float32)
+        return {"goal": {"x": x, "inner": {"y": y}}, "top": np.full((8, 6, 3), self.count, np.uint8)}
+
+
+@pytest.mark.parametrize("mode", [AutoresetMode.SAME_STEP, AutoresetMode.DISABLED])
+def test_nested_dicts_are_flattened_in_the_spaces_order(mode):
+    env = adapt(SyncVectorEnv([Nested] * 2, autoreset_mode=mode), horizon=9)
+    env.reset()
+    step = [env.step(torch.zeros(2, 1)) for _ in range(3)][-1]
+    values = dict(zip(env.spec.observation[STATE].names, step.next_obs[STATE][0].tolist(), strict=True))
+    assert values == {"goal.x_0": 3, "goal.inner.y_0": 13}
+    assert step.next_obs["observation.images.top"].unique().tolist() == [3] and step.obs[STATE].min() == 0
+
+
+@pytest.mark.parametrize(
+    ("spaces", "said"),
+    [
+        ({"x": Box(0, 1, (1,)), "mode": Discrete(3)}, r"found \{'mode': 'Discrete'\}.*task\.keys=\[x\]"),
+        ({"a.b": Box(0, 1, (1,)), "a": Dict({"b": Box(0, 1, (1,))})}, "two parts .* have one name"),
+    ],
+)
+def test_parts_that_cannot_be_read_are_named_with_a_fix(spaces, said):
+    class Others(Counter):
+        observation_space = Dict(spaces)
+
+        def __init__(self):
+            self.action_space = Box(-1.0, 1.0, (1,), np.float32)
+
+    with pytest.raises(ConfigError, match=said):
+        adapt(SyncVectorEnv([Others]), horizon=9)
 
 
 def test_next_to_other_boxes_lerobots_names_are_joined_like_them():
