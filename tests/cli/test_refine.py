@@ -70,7 +70,7 @@ def test_a_dataset_is_checked_before_the_look_and_without_outcomes_not_read_by_r
     for problem, other in others.items():  # and nothing is played
         monkeypatch.setattr(cli, "load_policy", lambda *_, other=other, **__: SimpleNamespace(spec=other))
         with pytest.raises(SpecError, match=problem):
-            cli._look(Path("bc"), None, SimpleNamespace(spec=None), 1, data, "cpu")  # type: ignore[arg-type]
+            cli._look(SimpleNamespace(policy=Path("bc")), SimpleNamespace(spec=None), 1, data, "cpu")  # type: ignore[arg-type]
 
 
 def test_a_base_is_looked_at_refined_and_compared(
