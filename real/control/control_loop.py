@@ -21,8 +21,7 @@ from robopolicy.real.safety.array_ops import Array
 from robopolicy.real.safety.decision import Measured
 from robopolicy.real.teleoperation.teleoperator import CommandSource, Driver
 
-# The reference waits for a command that trails it: each tick for CATCH_UP of the lag, and in sum for no more than
-# MAX_WAIT of a control step.
+# The reference waits for a command that trails it: CATCH_UP of the lag each tick, at most MAX_WAIT of a step in sum.
 CATCH_UP, MAX_WAIT = 0.3, 0.2
 
 

@@ -30,11 +30,8 @@ from robopolicy.real.safety.profile import FOLDER as PROFILES
 GRIPPER = "gripper_states"  # role of the topic of a gripper's own messages
 FOLDER = Path(configs.__file__).parent / "robots"
 CAMERAS = FOLDER.parent / "cameras"  # calibrations of simulated cameras
-WATCHED = {
-    "state": ("joint_states", "joint_commands"),
-    "features": ("features",),
-    "enable": ("enable",),
-    "gripper_states": ("gripper_states",),
+WATCHED = {"state": ("joint_states", "joint_commands")} | {
+    name: (name,) for name in ("features", "enable", "gripper_states")
 }  # and images
 
 

@@ -105,8 +105,7 @@ class Flow:
         return data, todo
 
     def _successes(self, data: Path) -> str:
-        meta = RecordingMeta.load(data)
-        found = meta.provenance if meta else {}
+        found = meta.provenance if (meta := RecordingMeta.load(data)) else {}
         return f"{found.get('successes')} of {found.get('attempted')} episodes succeeded"
 
     def model(self, round: int = 1) -> bool | None:
@@ -119,20 +118,18 @@ class Flow:
         data = {earlier: self.collected[earlier] for earlier in before}
         data |= {} if self.dataset is None else {"demos": self.dataset}
         config = self._config(name, *MODEL, dataset=self.collected[newest], task=None, **{"loop.data": data})
-        self.gate.model, trained = None, None
+        trained = None
         if not (bad := needless(self.policy, config, self.collected.values())):
             try:
                 trained = self._run(name, config)
                 bad = unusable(self.out / name)
             except (DataError, SpecError) as error:
                 bad = [str(error)]
-        if not bad:
-            self.gate.model = self.out / name
-        note = f"No world model: {' '.join(bad)} So the gate reads the held-out episodes." if bad else ""
-        print(note, end="\n" * bool(note))
-        self._add(
-            name, note=note or f"of {len(self.collected)} recordings{' and the demonstrations' * ('demos' in data)}"
-        )
+        self.gate.model = None if bad else self.out / name
+        note = f"of {len(self.collected)} recordings{' and the demonstrations' * ('demos' in data)}"
+        if bad:
+            print(note := f"No world model: {' '.join(bad)} So the gate reads the held-out episodes.")
+        self._add(name, note=note)
         return True if trained or bad else None
 
     def offline(self, round: int = 1) -> Metrics | bool | None:

@@ -84,11 +84,7 @@ def record_demos(
     """
     if episodes < 1:
         raise ConfigError(f"episodes must be at least 1, found {episodes}")
-    if lacking := [name for name in ("reset", "act") if not callable(getattr(expert, name, None))]:
-        raise ConfigError(
-            f"expert: a {type(expert).__name__} has no {lacking[0]}(). Expected reset(mask, *, episode_seed) and "
-            "act(obs) -> actions [N Da]."
-        )
+    _check_expert(expert)
     keys, began = _keys(env.spec, cameras), time.monotonic()
     spec: EnvSpec = getattr(expert, "recorded_as", env.spec)  # a policy says what the actions of a nameless env mean
     seeds = episode_seeds("demonstrations", run_seed, max_attempts or 20 * episodes + 20)
@@ -119,6 +115,14 @@ def record_demos(
         else:
             raise DataError(_too_few(env.spec.id, count, episodes, Path(out)))
     return RecordedDemos(Path(out), **{k: count[k] for k in _COUNTS}, seconds=time.monotonic() - began)
+
+
+def _check_expert(expert: Demonstrator) -> None:
+    if lacking := [name for name in ("reset", "act") if not callable(getattr(expert, name, None))]:
+        raise ConfigError(
+            f"expert: a {type(expert).__name__} has no {lacking[0]}(). Expected reset(mask, *, episode_seed) and "
+            "act(obs) -> actions [N Da]."
+        )
 
 
 def _facts(spec: EnvSpec, expert: Demonstrator, run_seed: int, only_success: bool) -> dict[str, Any]:

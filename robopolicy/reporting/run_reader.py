@@ -189,8 +189,7 @@ def _text(path: Path) -> str:
 
 def _metrics(path: Path) -> tuple[list[dict[str, Any]], int]:
     """Objects of a JSON-lines file and the number of lines that are none (a kill can tear the last one)."""
-    rows: list[dict[str, Any]] = []
-    torn = 0
+    rows, torn = list[dict[str, Any]](), 0
     for line in _text(path).splitlines() if path.is_file() else []:
         try:
             row = parse_json(line, path.name, error=DataError, finite=False)

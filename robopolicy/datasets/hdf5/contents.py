@@ -48,7 +48,7 @@ class Defects(list[Defect]):
 
     def collect[T, R](self, items: Iterable[T], read: Callable[[T], R]) -> list[R]:
         """Return `read(item)` of all items; note those that are broken."""
-        found: list[R] = []
+        found = list[R]()
         for item in items:
             with self.noted():
                 found.append(read(item))
@@ -109,10 +109,8 @@ def opened(path: Path) -> Iterator[Group]:
     try:
         import h5py
     except ImportError as error:
-        raise ConfigError(
-            f"{path}: reading HDF5 needs h5py, which is not installed. Install it: "
-            f"{setup_or_pip('suites', 'robopolicy[hdf5]')}"
-        ) from error
+        install = setup_or_pip("suites", "robopolicy[hdf5]")
+        raise ConfigError(f"{path}: reading HDF5 needs h5py, which is not installed. Install it: {install}") from error
     if not path.is_file():  # a pipe or device would block
         raise DataError(f"{path}: no such file")
     try:
