@@ -77,6 +77,11 @@ def test_the_house_keeps_its_shape(places: str) -> None:
     assert list(house_shape.COUNTED[places]()) == []
 
 
+@pytest.mark.parametrize("places", ["long_modules", "long_functions"])
+def test_few_modules_and_functions_are_long(places: str) -> None:
+    assert len(found := list(house_shape.COUNTED[places]())) <= 10, found
+
+
 UNSAFE_MODULES = {"pickle", "cPickle", "_pickle", "dill", "cloudpickle", "joblib", "shelve", "marshal"}
 
 
