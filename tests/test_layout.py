@@ -77,9 +77,9 @@ def test_the_house_keeps_its_shape(places: str) -> None:
     assert list(house_shape.COUNTED[places]()) == []
 
 
-@pytest.mark.parametrize("places", ["long_modules", "long_functions"])
-def test_few_modules_and_functions_are_long(places: str) -> None:
-    assert len(found := list(house_shape.COUNTED[places]())) <= 10, found
+@pytest.mark.parametrize(("places", "most"), [("long_modules", 10), ("long_functions", 8)])
+def test_few_modules_and_functions_are_long(places: str, most: int) -> None:
+    assert len(found := list(house_shape.COUNTED[places]())) <= most, found
 
 
 UNSAFE_MODULES = {"pickle", "cPickle", "_pickle", "dill", "cloudpickle", "joblib", "shelve", "marshal"}

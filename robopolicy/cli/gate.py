@@ -30,6 +30,8 @@ from robopolicy.utils.threads import set_threads
 FILE = "decision.json"  # in out=
 _HELD_OUT = "loop.held_out"
 
+Learner = tuple[str, Path | None, dict[str, Any]]  # name in messages, run, config
+
 
 def gate(
     *,
@@ -80,15 +82,8 @@ def gate(
     if world is not None:
         result = in_world(candidate, base, world, learners, level=level, seed=seed)
     else:
-        shares = {
-            key: min(unseen_share(at, its, path, held_out, policy=name) for name, at, its in learners)
-            for key, path in datasets.items()
-        }
-        policies = load_policy(candidate), load_policy(base)
-        needed = {k: f for policy in policies for k, f in policy.spec.observation.items() if k != BASE_ACTION}
-        whole = {key: load_episodes(path, needed=needed) for key, path in datasets.items()}
-        unseen = joined({f"{key}={named[key]}": take(e, held_out_of(e, shares[key])) for key, e in whole.items()})
-        result = decide(*policies, unseen, level=level, seed=seed, updates=updates or UPDATES, tracker=Tracker())
+        shares = unseen_shares(datasets, learners, held_out)
+        result = _on_episodes(candidate, base, datasets, shares, level=level, seed=seed, updates=updates or UPDATES)
     alone = tuple(name for name, found in (("candidate", run), ("base", base_run)) if found is None)
     result = replace(result, without_run=alone)
     print(text(result), *without_run(result), sep="\n")
@@ -110,6 +105,17 @@ def _check_sources(datasets: dict[str, Path], world: Node | None, others: dict[s
             f"{', '.join(given)}: a gate in a world model reads no rollouts, its model was trained on them. Leave them "
             "away, or leave world away."
         )
+
+
+def _on_episodes(
+    candidate: Path, base: Path, datasets: dict[str, Path], shares: dict[str, float], **settings: Any
+) -> GateResult:
+    """Judge by fitted Q evaluation on a share of each dataset's episodes."""
+    policies = load_policy(candidate), load_policy(base)
+    needed = {k: f for policy in policies for k, f in policy.spec.observation.items() if k != BASE_ACTION}
+    whole = {key: load_episodes(path, needed=needed) for key, path in datasets.items()}
+    unseen = joined({f"{key}={datasets[key]}": take(e, held_out_of(e, shares[key])) for key, e in whole.items()})
+    return decide(*policies, unseen, tracker=Tracker(), **settings)
 
 
 def joined(parts: dict[str, Episodes]) -> Episodes:
@@ -176,7 +182,7 @@ def run_of(policy: Path) -> tuple[Path | None, dict[str, Any]]:
     return run, (read_config(run) if run is not None else None) or {}
 
 
-def lineage(name: str, run: Path | None, config: dict[str, Any]) -> Iterator[tuple[str, Path | None, dict[str, Any]]]:
+def lineage(name: str, run: Path | None, config: dict[str, Any]) -> Iterator[Learner]:
     """Yield (name, run, config) of a policy, and of the policies and world models that it learned from or in, as far as
     they still lie there.
 
@@ -197,6 +203,14 @@ def lineage(name: str, run: Path | None, config: dict[str, Any]) -> Iterator[tup
             if isinstance(text := flat.get(key), str) and (path := there(text)) is not None:
                 model = next((p for p in (path, *path.parents[:3]) if (p / CONFIG).is_file()), None)
                 ahead.append((f"{called}'s {key}", model, (read_config(model) if model else None) or {}))
+
+
+def unseen_shares(datasets: dict[str, Path], learners: list[Learner], held_out: float | None) -> dict[str, float]:
+    """Return the share of each dataset's episodes that no policy learned from; see unseen_share."""
+    return {
+        key: min(unseen_share(run, config, path, held_out, policy=name) for name, run, config in learners)
+        for key, path in datasets.items()
+    }
 
 
 def unseen_share(

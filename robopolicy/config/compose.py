@@ -79,8 +79,7 @@ def check_paths(config: Mapping[str, Any]) -> None:
     found = [(key, text) for key, value in flatten(config).items() for text in
              (value if isinstance(value, list) else [value])]  # fmt: skip
     for key, text in found:
-        name = input_of(key)
-        if not name or not isinstance(text, str) or not text or os.path.exists(text):
+        if not isinstance(text, str) or not text or not (name := input_of(key)) or os.path.exists(text):
             continue
         path = Path(text)
         if text in _NO_PATHS or text.startswith("hub:") or (config.get("suite") and "@" in text):

@@ -46,7 +46,8 @@ class Described:
     def problems(self, arguments: Mapping[str, Any], where: str) -> list[str]:
         """Find names that a package does not have in the version that was described, and packages that are missing."""
         found = []
-        for rule in self.entry.get("names", ()) if not registry.admitted() else ():
+        rules = self.entry.get("names", ())
+        for rule in rules if rules and not registry.admitted() else ():
             other, wanted = rule["when"]
             if other and arguments.get(other, self.entry["keys"][other].get("default")) != wanted:
                 continue

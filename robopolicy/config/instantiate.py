@@ -45,13 +45,19 @@ def build(node: Mapping[str, Any], slot: str, where: str = "", /, **runtime: Any
         raise ConfigError(f"{join(where, both[0])}: is set by the program itself, remove it from the config")
     plan, found = plan_call(target, node, where, None if node.get(PARTIAL) else runtime)
     plan.partial = bool(node.get(PARTIAL))
-    raise_all(found or _runtime_problems(plan, runtime, where))
+    if problems := found or _runtime_problems(plan, runtime, where):
+        raise_all(problems)
     return plan.make(runtime)
 
 
 def open_arguments(node: Mapping[str, Any], slot: str) -> set[str]:
     """Return the keywords that the node's target takes and the node leaves to the program."""
     return signature(resolve(node, slot), node).known.keys() - node.keys()
+
+
+def takes(node: Mapping[str, Any], slot: str, key: str) -> bool:
+    """Return whether the node's target takes a keyword, given or not."""
+    return key in signature(resolve(node, slot), node).known
 
 
 def value_of(node: Mapping[str, Any], slot: str, key: str) -> Any:

@@ -11,9 +11,8 @@ from typing import Any
 
 from torch import nn
 
-from robopolicy.config.instantiate import open_arguments
-from robopolicy.config.registry import resolve
-from robopolicy.config.schema import TARGET, signature
+from robopolicy.config.instantiate import open_arguments, takes
+from robopolicy.config.schema import TARGET
 from robopolicy.core.errors import ConfigError, SpecError
 from robopolicy.core.specs import PolicySpec, check_fits, with_cameras
 from robopolicy.core.types import BASE_ACTION, POINTS, RENDERED, TASK, EnvSpec, VecEnv
@@ -61,15 +60,14 @@ def load_base(config: TrainConfig, env: VecEnv | None, resumed: Path | None) -> 
 
 def _check_used(config: TrainConfig) -> None:
     """Raise ConfigError for a base that neither policy nor algorithm takes, and for a teacher without a pupil."""
-    policy, algo = (signature(resolve(node, slot), node).known for node, slot in
-                    ((config.policy_node, "policy"), (config.algo_node, "algo")))  # fmt: skip
-    if config.base is not None and "base" not in policy and "base" not in algo:
+    policy, algo = (config.policy_node, "policy"), (config.algo_node, "algo")
+    if config.base is not None and not takes(*policy, "base") and not takes(*algo, "base"):
         raise ConfigError(
             f"base={config.base}: expected a policy that is built on a base, found "
             f"policy={config.policy_node[TARGET]}, which would learn from scratch. Set policy=finetuned to refine the "
             "base, policy=vla_adapted to go on imitating with a VLA, or leave base out."
         )
-    if config.teacher is not None and "teacher" not in algo:
+    if config.teacher is not None and not takes(*algo, "teacher"):
         raise ConfigError(
             f"teacher={config.teacher}: expected an algorithm that learns from a teacher, found "
             f"algo={config.algo_node[TARGET]}. Set algo=distill or algo=rpd, or leave teacher out."

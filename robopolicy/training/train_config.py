@@ -100,8 +100,8 @@ class TrainConfig:
     @property
     def loop_steps(self) -> int:
         """Length of the loop, for schedules: updates, or primitive env steps."""
-        steps = value_of(self.loop, "loop", "steps")
-        return int(value_of(self.loop, "loop", "total_steps") if steps is None else steps)
+        env_steps = value_of(self.loop, "loop", "total_steps")
+        return int(value_of(self.loop, "loop", "steps") if env_steps is None else env_steps)
 
     def missing(self, key: str, fix: str, by: str | None = None) -> ConfigError:
         """Return the error for a key that the loop, or `by`, needs and the config does not give."""

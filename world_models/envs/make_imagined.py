@@ -6,7 +6,7 @@ import hashlib
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from robopolicy.config.schema import Count, Node, Positive
 from robopolicy.core.errors import ConfigError
@@ -69,12 +69,11 @@ def make(
         together = starts_of(fitting(starts, world), world.memory, where=where)
     else:
         together = own_starts(model, world, part, where=where)
-    text = (find_world(model, which=which) / MANIFEST).read_bytes()
-    text += repr((where, branch or horizon, trust, pessimism, sampled)).encode() + _bytes(together)
-    text += b"" if cameras is None else repr(tuple(cameras)).encode()
+    manifest = (find_world(model, which=which) / MANIFEST).read_bytes()
+    settings = (where, branch or horizon, trust, pessimism, sampled)
     env = ImaginedEnv(
         world, together, num_envs, seed=seed, horizon=branch or horizon, trust=trust, pessimism=pessimism,
-        sampled=sampled, cameras=cameras, digest=hashlib.sha256(text).hexdigest()[:16],
+        sampled=sampled, cameras=cameras, digest=_digest(manifest, settings, together, cameras),
     )  # fmt: skip
     env.held_out, env.gate = partial(own_starts, model, world, "held_out"), gate
     env.spec = replace(env.spec, branches=branch is not None, task_horizon=whole if branch else None)
@@ -92,5 +91,8 @@ def _load(model: Path, which: Literal["latest", "best"], *, even_if_bad: bool, e
     return world
 
 
-def _bytes(starts: History) -> bytes:
-    return b"".join(v.contiguous().numpy().tobytes() for _, v in sorted(starts.obs.items()))
+def _digest(manifest: bytes, settings: tuple[Any, ...], starts: History, cameras: tuple[str, ...] | None) -> str:
+    text = manifest + repr(settings).encode()
+    text += b"".join(v.contiguous().numpy().tobytes() for _, v in sorted(starts.obs.items()))
+    text += b"" if cameras is None else repr(tuple(cameras)).encode()
+    return hashlib.sha256(text).hexdigest()[:16]
