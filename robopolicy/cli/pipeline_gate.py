@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from robopolicy.cli.gate import text, without_run
 from robopolicy.cli.run_verb import call
 from robopolicy.cli.verbs import find_verb
 from robopolicy.config.compose import compose
@@ -17,6 +16,7 @@ from robopolicy.core.errors import RobopolicyError
 from robopolicy.datasets.episodes import held_out, succeeded, take
 from robopolicy.datasets.lerobot_reader import load_episodes
 from robopolicy.datasets.metadata import RecordingMeta
+from robopolicy.evaluation.gate_text import text, without_run
 from robopolicy.evaluation.off_policy_evaluation import GateResult
 from robopolicy.runs.checkpointer import load_policy
 from robopolicy.runs.inputs import model_digest

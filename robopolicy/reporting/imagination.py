@@ -1,6 +1,6 @@
-"""Write the sections of a report on imagination: gate, rounds, real beside imagined episodes, errors of the model.
+"""Write the sections of a report on gates and imagination: decisions, rounds, real beside imagined episodes, errors.
 
-They read gate.json, rounds.json and world_model_report.json of a run in imagination (world_models/).
+They read decision.json of `gate`, and gate.json, rounds.json and world_model_report.json of world_models/.
 """
 
 from __future__ import annotations
@@ -15,7 +15,9 @@ import numpy as np
 from robopolicy.core.errors import DataError
 from robopolicy.core.types import IMAGES
 from robopolicy.core.untrusted import parse_json, read_bytes, refusing
-from robopolicy.reporting.plots import Series, line_chart
+from robopolicy.evaluation.gate_text import text, without_run
+from robopolicy.evaluation.off_policy_evaluation import GateResult
+from robopolicy.reporting.plots import Series, Whisker, intervals_of_page, line_chart
 from robopolicy.reporting.run_reader import Run
 from robopolicy.reporting.templates import render
 
@@ -42,6 +44,16 @@ def _shown(path: Path, write: Callable[[Any, str], str], name: str) -> str:
             return write(found, name) if found != [] else ""
     except DataError as error:
         return render("not_shown.html", name=name, reason=str(error))
+
+
+def _decision(found: dict[str, Any], name: str) -> str:
+    """Show the decision of `gate` about this run's policy; rates of success are drawn, other values are not."""
+    result, chart = GateResult(**found), ""
+    if result.estimator == "world_model":
+        row = Whisker("gain", result.gain, result.low, result.high, f"{100 * result.gain:+.1f} points")
+        room = 1.2 * max(abs(result.low), abs(result.high), 0.01)
+        chart = intervals_of_page([row], low=-room, high=room, marks=[(0.0, "no difference")])
+    return render("decision.html", name=name, lines=[*text(result).splitlines(), *without_run(result)], chart=chart)
 
 
 def _gate(found: list[dict[str, Any]], name: str) -> str:
@@ -116,7 +128,8 @@ def _differing(episodes: list[dict[str, Any]], episode: dict[str, Any]) -> list[
 
 
 _SECTIONS: dict[str, tuple[Callable[[Any, str], str], ...]] = {
+    "decision.json": (_decision,),
     "gate.json": (_gate,),
     "rounds.json": (_rounds,),
-    "world_model_report.json": (_side_by_side, _model),
+    "world_model_report.json": (_model, _side_by_side),
 }

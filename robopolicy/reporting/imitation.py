@@ -1,4 +1,4 @@
-"""Show what a refined policy was imitated from: its base's losses, and the demonstrations."""
+"""Show what a run learned from: its base's losses, and the dataset."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def _demonstrations(path: Path) -> tuple[dict[str, str], str, str]:
     seconds = info.total_frames / info.fps
     facts = {
         "dataset": path.name,
-        "demonstrations": f"{info.total_episodes}, {seconds:.0f} s in all at {info.fps:g} Hz",
+        "episodes": f"{info.total_episodes}, {seconds:.0f} s in all at {info.fps:g} Hz",
         "an episode": f"{info.total_frames / max(1, info.total_episodes):.0f} frames on average",
     }
     for file in visible(sorted(path.glob("videos/**/*.mp4"))):

@@ -12,8 +12,9 @@ import yaml
 
 from robopolicy.cli import gate as gate_verb
 from robopolicy.cli import gate_world
-from robopolicy.cli.gate import gate, joined, text, unseen_share
+from robopolicy.cli.gate import gate, joined, unseen_share
 from robopolicy.core.errors import ConfigError, SpecError
+from robopolicy.evaluation.gate_text import text
 from robopolicy.evaluation.off_policy_evaluation import GateResult
 from tests.evaluation.test_off_policy_evaluation import one_chunk
 from tests.fakes import PointPolicy

@@ -102,11 +102,11 @@ def test_a_refinement_shows_its_base_its_demonstrations_and_its_warm_up(tmp_path
         film.add(np.zeros((64, 64, 3), dtype=np.uint8))
     base, run = complete_run(tmp_path / "bc", films=0), complete_run(tmp_path / "refined", films=0)
     page = Page(write_report(run, tmp_path / "r.html"))
-    assert "Imitation" not in page.text and "warm-up" not in page.text, "nothing says what it was made from"
+    assert "Learned from" not in page.text and "warm-up" not in page.text, "nothing says what it was made from"
     config = f"task: {{name: pick}}\nbase: {base}\ndataset: {data}\nloop: {{warmup_steps: 300}}\n"
     (run / "config.yaml").write_text(config)
     page = Page(write_report(run, tmp_path / "r.html"))
-    for text in ("Imitation", "demonstrations", "frames on average", "loss", "warm-up"):
+    for text in ("Learned from", "demonstrations", "frames on average", "loss", "warm-up"):
         assert text in page.text, text
     assert page.html.count('class="begin"') == 2, "over steps and over minutes"
     (base / "config.yaml").write_text(f"dataset: {data}\n")

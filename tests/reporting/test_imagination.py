@@ -80,6 +80,24 @@ def test_what_is_not_there_is_left_out(tmp_path: Path) -> None:
     assert "gate.json" in "".join(imagination([read_run(tmp_path / "plain")]))
 
 
+def test_the_page_shows_the_gates_decision(tmp_path: Path) -> None:
+    """With its bounds and the lines that `gate` prints; a decision with unknown keys is named as damaged."""
+    run = tmp_path / "offline"
+    run.mkdir()
+    decision = {"accepted": False, "gain": 0.04, "low": -0.01, "high": 0.09, "level": 0.9, "episodes": 75,
+                "without_run": ["candidate"]}  # fmt: skip
+    (run / "decision.json").write_text(json.dumps(decision))
+    page = "".join(imagination([read_run(run)]))
+    assert "<h2>The gate</h2>" in page and "refused: the value changes by +0.0400 (-0.0100 to +0.0900 at 90%" in page
+    assert "candidate: no run lies beside this policy" in page and "<svg" not in page
+    (run / "decision.json").write_text(json.dumps({**decision, "estimator": "world_model", "gain": 0.5}))
+    page = "".join(imagination([read_run(run)]))
+    assert "+50.0 points" in page and "<svg" in page
+    (run / "decision.json").write_text(json.dumps({**decision, "<b>": 1}))
+    page = "".join(imagination([read_run(run)]))
+    assert "Not shown" in page and "decision.json" in page and "<b>" not in page
+
+
 def test_numbers_that_differ_most_come_first() -> None:
     """In deviations: x differs by 1 of a spread of 0.82 over its two steps, y by 30 of a spread of 82."""
     real, imagined = ({"state": s} for s in ([[0, 1, 2], [0, 100, 200]], [[1, 2], [30, 130]]))

@@ -25,6 +25,14 @@ def test_line_chart_puts_points_where_they_belong():
     assert len(svg.find(f".//{SVG}polygon").get("points").split()) == 4
 
 
+def test_long_numbers_fit_beside_the_axis():
+    """A character is about 6.7 pixels wide; texts that end at x begin at x − 6.7 × their length."""
+    svg = ET.fromstring(line_chart([Series("a", [0, 10], [-0.02551, -0.02549])]))
+    labels = [t for t in svg.iter(f"{SVG}text") if t.get("text-anchor") == "end"]
+    assert max(len(t.text) for t in labels) >= 8
+    assert all(float(t.get("x")) >= 6.7 * len(t.text) for t in labels)
+
+
 def test_gaps_and_nothing():
     assert line_chart([]) == "" and interval_chart([]) == ""
     assert line_chart([Series("a", [0, 1], [math.nan, math.inf])]) == ""
