@@ -20,7 +20,7 @@ from robopolicy.policies.find import policy_digest
 from robopolicy.policies.residual import ZERO_ACTION
 from robopolicy.reporting.run_reader import label
 from robopolicy.runs.checkpointer import load_policy
-from robopolicy.runs.inputs import same_input, there
+from robopolicy.runs.inputs import same_input, there, unchanged_input
 from robopolicy.runs.run_dir import read_config
 from robopolicy.utils.atomic import write_atomically
 from robopolicy.utils.threads import set_threads
@@ -165,13 +165,16 @@ class _Base(NamedTuple):
 
     run: Path | None
     given: str  # `base=` of the run; "": none
-    path: Path | None  # where it can be loaded from: the run's own copy, else `given`
+    path: Path | None  # where it can be loaded from: the run's own copy, else `given` where its contents are the same
+    changed: bool = False  # `given` holds another policy now
 
     def is_at(self, path: Path, ref: PolicyRef) -> bool:
         """Return whether `path`, which is `ref`, is this policy: the same directory, or the same files."""
         if self.run is None or not self.given:
             return False
         found = there(self.given)
+        if self.changed:
+            return there(str(path)) != found and same_input(self.run, "base", self.given, str(path))
         at_it = found is not None and found in (ref.run, ref.lerobot_run)
         return at_it or same_input(self.run, "base", self.given, str(path))
 
@@ -180,18 +183,24 @@ def _base(b: PolicyRef) -> _Base:
     config = (read_config(b.run) if b.run is not None else None) or {}
     base, own = config.get("base") or "", b.policy / "base"
     given = base if base != ZERO_ACTION else ""
-    return _Base(b.run, given, own if own.is_dir() else there(given) if given else None)
+    found = unchanged_input(b.run, "base", given) if b.run is not None and given else None
+    changed = bool(given) and found is None and there(given) is not None
+    return _Base(b.run, given, own if own.is_dir() else found, changed)
 
 
 def _reference(a: Path | None, b: Path, place_b: PolicyRef) -> tuple[Path, PolicyRef, bool]:
     """Return the policy to compare with, and whether it is the base that `b` was refined from."""
     base = _base(place_b)
     if a is None and (a := base.path) is None:
-        raise ConfigError(f"a: {b} was not refined from a base. Name the policy to compare it with: a=<run directory>")
+        found = "another policy" if base.changed else "nothing"
+        why = f"refined from {base.given}, where {found} lies now" if base.given else "not refined from a base"
+        raise ConfigError(f"a: {b} was {why}. Name the policy to compare it with: a=<run directory or checkpoint>")
     place_a = PolicyRef.of(a, "latest", place_b.out)
     is_base = a == base.path or base.is_at(a, place_a)
     if base.given and not is_base:
-        print(f"{place_b.name} was refined from {base.given}, not from {a}; to compare with that, leave a= away")
+        given = f"an earlier policy of {base.given}" if base.changed else base.given
+        leave = "" if base.path is None else "; to compare with that, leave a= away"
+        print(f"{place_b.name} was refined from {given}, not from {a}{leave}")
     return a, place_a, is_base
 
 

@@ -21,8 +21,9 @@ from robopolicy.evaluation.gate_text import text, without_run
 from robopolicy.evaluation.off_policy_evaluation import UPDATES, GateResult
 from robopolicy.evaluation.off_policy_evaluation import gate as decide
 from robopolicy.evaluation.policy_ref import PolicyRef
+from robopolicy.policies.residual import ZERO_ACTION
 from robopolicy.runs.checkpointer import load_policy
-from robopolicy.runs.inputs import same_input, there
+from robopolicy.runs.inputs import same_input, there, unchanged_input
 from robopolicy.runs.logger import Tracker
 from robopolicy.runs.run_dir import CONFIG, read_config
 from robopolicy.utils.atomic import write_atomically
@@ -75,9 +76,7 @@ def gate(
     datasets = {key: path for key, path in named.items() if path is not None}
     _check_sources(datasets, world, {"held_out": held_out, "updates": updates})
     run, config = run_of(candidate)
-    given = config.get("base")
-    if base is None and (base := there(given) if given else None) is None:
-        raise ConfigError(f"base: {candidate} does not say which policy it refines. Give base=<run directory>.")
+    base = base or _own_base(candidate, run, config)
     base_run, base_config = run_of(base)
     learners = [*lineage("candidate", run, config), *lineage("base", base_run, base_config)]
     if world is not None:
@@ -92,6 +91,20 @@ def gate(
         out.mkdir(parents=True, exist_ok=True)
         write_atomically(out / FILE, json.dumps(asdict(result), indent=1) + "\n")
     return result
+
+
+def _own_base(candidate: Path, run: Path | None, config: dict[str, Any]) -> Path:
+    """Return the policy that a run refined; raise ConfigError where it is not known, gone, or another one now."""
+    given = config.get("base")
+    if run is None or not given or given == ZERO_ACTION:
+        raise ConfigError(f"base: {candidate} does not say which policy it refines. Give base=<run directory>.")
+    if (path := unchanged_input(run, "base", given)) is None:
+        found = "nothing lies there now" if there(given) is None else "another policy lies there now"
+        raise ConfigError(
+            f"base: {candidate} was refined from {given}, and {found}. Give base=<run directory or checkpoint> of the "
+            "policy that it began with."
+        )
+    return path
 
 
 def _check_sources(datasets: dict[str, Path], world: Node | None, others: dict[str, Any]) -> None:

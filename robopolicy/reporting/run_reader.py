@@ -15,7 +15,7 @@ from robopolicy.core.untrusted import WANDB, check_links, parse_json, read_bytes
 from robopolicy.evaluation.episode_table import EpisodeTable
 from robopolicy.evaluation.video import INDEX
 from robopolicy.reporting.played import holds_evaluations_alone, older_checkpoint, played_run
-from robopolicy.runs.inputs import there
+from robopolicy.runs.inputs import unchanged_input
 from robopolicy.runs.run_dir import read_config
 from robopolicy.utils.provenance import PROVENANCE
 
@@ -91,18 +91,18 @@ class Run:
 
     @property
     def base(self) -> Path | None:
-        """Directory of the run that this one refined, where it still lies there."""
+        """Directory of the run that this one refined, where it still lies there unchanged."""
         return self._named_in_config("base")
 
     @property
     def demonstrations(self) -> Path | None:
-        """Directory of the dataset that this run learned from, where it still lies there."""
+        """Directory of the dataset that this run learned from, where it still lies there unchanged."""
         return self._named_in_config("dataset")
 
     def _named_in_config(self, key: str) -> Path | None:
         with contextlib.suppress(RobopolicyError):
             path = (read_config(self.path) or {}).get(key)
-            return there(path) if isinstance(path, str) else None
+            return unchanged_input(self.path, key, path) if isinstance(path, str) else None
         return None
 
     @property

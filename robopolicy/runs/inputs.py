@@ -68,6 +68,12 @@ def changed_inputs(run_dir: Path, config: Mapping[str, Any]) -> list[str]:
     return [key for key, path in given.items() if path is not None and _digest(key, path, flat) != saved[key]]
 
 
+def unchanged_input(run_dir: Path, key: str, text: str) -> Path | None:
+    """Return the path that a key of a run names; None: nothing, or other contents than at its start, lies there."""
+    path = there(text)
+    return None if path is None or changed_inputs(run_dir, {key: text}) else path
+
+
 def there(text: str) -> Path | None:
     """Return the path that a text of a config names, links followed; None: nothing lies there, or it is no path."""
     try:

@@ -197,6 +197,23 @@ def test_a_base_is_known_by_its_files_and_another_policy_is_no_base(
     assert f"refined was refined from {bc}, not from {tmp_path / 'other'}" in capsys.readouterr().out
 
 
+def test_a_base_that_was_trained_on_since_is_no_base(
+    runs: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    bc, refined = runs
+    write_inputs(refined, {"base": str(bc)})
+    Checkpointer(bc, keep=2).save(2, policy=gaussian(9), state={})
+    with pytest.raises(ConfigError, match=r"a: .*refined was refined from .*bc, where another policy lies now"):
+        compare.compare(b=refined, episodes=3, videos=0)
+    assert compare.compare(a=bc, b=refined, episodes=3, videos=0).a == "bc"
+    assert f"refined was refined from an earlier policy of {bc}, not from {bc}\n" in capsys.readouterr().out
+    earlier = bc / "checkpoints" / "step_0000000001"
+    assert compare.compare(a=earlier, b=refined, episodes=3, videos=0).a == "base"
+    shutil.rmtree(bc)
+    with pytest.raises(ConfigError, match=r"a: .*refined was refined from .*bc, where nothing lies now"):
+        compare.compare(b=refined, episodes=3, videos=0)
+
+
 def test_results_of_a_policy_in_no_run_lie_beside_it(runs: tuple[Path, Path], tmp_path: Path) -> None:
     folder = tmp_path / "checkpoints" / "act"
     save_policy(gaussian(5), folder)

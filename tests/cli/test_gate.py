@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -13,11 +14,14 @@ import yaml
 from robopolicy.cli import gate as gate_verb
 from robopolicy.cli import gate_world
 from robopolicy.cli.gate import gate, joined, unseen_share
-from robopolicy.core.errors import ConfigError, SpecError
+from robopolicy.core.errors import ConfigError, DataError, SpecError
 from robopolicy.evaluation.gate_text import text
 from robopolicy.evaluation.off_policy_evaluation import GateResult
+from robopolicy.runs.checkpointer import Checkpointer
+from robopolicy.runs.inputs import write_inputs
 from tests.evaluation.test_off_policy_evaluation import one_chunk
 from tests.fakes import PointPolicy
+from tests.runs.test_checkpointer import gaussian
 from tests.world_models.point import at, point_env
 from tests.world_models.training.test_gate import STARTS, Walker
 
@@ -51,6 +55,24 @@ def test_episodes_that_the_candidate_learned_from_are_refused(
     learned = config(*data, kept)
     with pytest.raises(ConfigError, match=(r"loop\.rollouts\.base", "all of it, as its dataset=")[which]):
         unseen_share(tmp_path, learned, data[which], share)
+
+
+def test_a_base_that_was_trained_on_since_is_refused(tmp_path: Path) -> None:
+    bc, refined = tmp_path / "bc", tmp_path / "refined"
+    for run, base in ((bc, "null"), (refined, bc)):
+        Checkpointer(run).save(1, policy=gaussian(0), state={})
+        (run / "config.yaml").write_text(f"base: {base}\n")
+    with pytest.raises(ConfigError, match=r"base: .*bc does not say which policy it refines"):
+        gate(candidate=bc, dataset=tmp_path / "rollouts")
+    write_inputs(refined, {"base": str(bc)})
+    with pytest.raises(DataError, match="rollouts"):
+        gate(candidate=refined, dataset=tmp_path / "rollouts")
+    Checkpointer(bc).save(2, policy=gaussian(9), state={})
+    with pytest.raises(ConfigError, match=r"base: .*refined from .*bc, and another policy lies there now"):
+        gate(candidate=refined, dataset=tmp_path / "rollouts")
+    shutil.rmtree(bc)
+    with pytest.raises(ConfigError, match=r"base: .*refined from .*bc, and nothing lies there now"):
+        gate(candidate=refined, dataset=tmp_path / "rollouts")
 
 
 @pytest.mark.parametrize("key", ["teacher", "base"])

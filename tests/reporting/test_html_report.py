@@ -113,6 +113,9 @@ def test_a_refinement_shows_its_base_its_demonstrations_and_its_warm_up(tmp_path
     for both in ([base, run], [run, base]):
         assert Page(write_report(both, tmp_path / "r.html")).text.count("frames on average") == 1, "the dataset of both"
     assert len([r for r in page.requests if r.startswith("data:video")]) == 1, "the demonstrations' film"
+    (run / "inputs.json").write_text(json.dumps({"dataset": "of another recording"}))
+    assert "frames on average" not in Page(write_report(run, tmp_path / "r.html")).text, "it was recorded again since"
+    (run / "inputs.json").unlink()
     (data / "meta" / "info.json").write_text("[")
     assert "frames on average" not in Page(write_report(run, tmp_path / "r.html")).text
 
