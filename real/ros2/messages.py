@@ -156,7 +156,7 @@ def points_of(message: JointTrajectory, order: JointOrder, dt_ns: int) -> tuple[
         SafetyError: joints or times are not as expected.
     """
     first = to_ns(message.header.stamp) + to_ns(message.points[0].time_from_start)
-    for k, point in ((k, message.points[k]) for k in {0, 1, len(message.points) - 1} if k < len(message.points)):
+    for k, point in enumerate(message.points):
         due = to_ns(message.header.stamp) + to_ns(point.time_from_start)
         if abs(due - first - k * dt_ns) > 1000:
             raise SafetyError(f"trajectory: point {k} is due {(due - first) / S:.4f} s after the first, expected "

@@ -48,6 +48,10 @@ def test_what_others_write_takes_the_long_way():
         both.read(slower)
     with pytest.raises(SafetyError, match="control points come one a tick"):
         both.read(TrajectoryBytes(ARM, 2 * DT_NS).write(START, q))
+    swapped = messages.trajectory(ARM, START, q, DT_NS)
+    swapped.points[2:4] = swapped.points[2:4][::-1]
+    with pytest.raises(SafetyError, match="point 2 is due"):
+        both.read(bytes(serialize_message(swapped)))
     short = messages.trajectory(ARM, START, q, DT_NS)
     short.points[3].positions = [0.0] * 6
     with pytest.raises(SafetyError, match="every point needs 7 positions"):

@@ -163,6 +163,11 @@ def test_trajectories_survive_the_way():
     assert np.array_equal(messages.points_of(other, JointOrder(WIRING.joints), WIRING.dt_ns)[1], points)
     with pytest.raises(SafetyError, match="control points come one a tick"):
         messages.points_of(sent, JointOrder(WIRING.joints), 2 * WIRING.dt_ns)
+    for k in range(1, 38):  # two in the middle have changed places, each with its own time
+        swapped = messages.trajectory(WIRING.joints, 0, points, WIRING.dt_ns)
+        swapped.points[k : k + 2] = swapped.points[k : k + 2][::-1]
+        with pytest.raises(SafetyError, match=f"point {k} is due"):
+            messages.points_of(swapped, JointOrder(WIRING.joints), WIRING.dt_ns)
 
 
 # -- policies and robots --------------------------------------------------------------------------------------------
