@@ -111,6 +111,7 @@ class Recorder:
 
     # -- inside -----------------------------------------------------------------------------------------------------
     def _write(self, path: Path, messages: queue.Queue[Any]) -> None:
+        message: Any = ()  # None is the last one
         try:
             with path.open("wb") as file:
                 writer = Writer(file, chunk_size=CHUNK)
@@ -126,8 +127,8 @@ class Recorder:
                 writer.finish()
         except BaseException as error:
             self._broken = error
-            while messages.get() is not None:  # no caller may wait for a queue that is not emptied
-                pass
+            while message is not None:  # no caller may wait for a queue that is not emptied
+                message = messages.get()
 
 
 class RecordedChain(SafetyChain):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -237,6 +238,29 @@ def test_recording_says_when_the_disk_refuses(tmp_path):
         recorder.put("tick", 0.0, {})
     with pytest.raises(DataError, match="could not be written"):
         recorder.end()
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="a device that is always full")
+@pytest.mark.parametrize("ticks", [0, 5000])
+def test_a_disk_that_is_full_ends_the_recording_whenever_that_shows(tmp_path, ticks):
+    """Of a short episode nothing is written before its end: `end` must not wait for a thread that waits for it."""
+    recorder, said = Recorder(tmp_path / "r"), []
+    (tmp_path / "r" / "episode_000000.mcap").symlink_to("/dev/full")
+
+    def end():
+        try:
+            recorder.end()
+        except DataError as error:
+            said.append(str(error))
+
+    recorder.begin({"text": "x"})
+    for _ in range(ticks):
+        recorder.put("tick", 0.0, {"text": "x" * 100})
+    ending = threading.Thread(target=end, daemon=True)
+    ending.start()
+    ending.join(20.0)
+    assert not ending.is_alive()
+    assert len(said) == 1 and "could not be written: [Errno 28]" in said[0]
 
 
 def test_a_header_that_was_tampered_with_is_refused(lossy):
