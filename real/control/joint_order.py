@@ -12,6 +12,8 @@ from robopolicy.core.errors import closest
 from robopolicy.real.safety.array_ops import Array, Ints
 from robopolicy.real.safety.errors import SafetyError
 
+SHOWN, LONGEST = 16, 80  # names of others that an error shows, and characters of each: a message may hold any number
+
 
 class JointOrder:
     """Brings named values into the order of the limits.
@@ -46,11 +48,13 @@ class JointOrder:
         others = [n for n in names if n not in self.joints]
         foreign = [] if self.extra is None else [n for n in others if n not in self.extra]
         known = names if self.extra is not None else [n for n in names if n in self.joints]
-        problems = [f"{n!r} comes {k} times" for n, k in Counter(known).items() if k > 1]
+        problems = [f"{n[:LONGEST]!r} comes {k} times" for n, k in Counter(known).items() if k > 1][:SHOWN]
         problems += [f"{n!r} is missing" for n in self.joints if n not in names]
         if self.extra is None and any(n not in names for n in self.joints) and others:
-            problems.append(f"beside them came {others[:16]}")
-        problems += [f"{n!r} is not one of them. {closest(n, self.joints)}" for n in foreign]
+            problems.append(f"beside them came {[n[:LONGEST] for n in others[:SHOWN]]}")
+        shown = [n[:LONGEST] for n in foreign[:SHOWN]]
+        problems += [f"{n!r} is not one of them. {closest(n, self.joints)}" for n in shown]
+        problems += [f"{len(foreign) - SHOWN} further names are not"] if len(foreign) > SHOWN else []
         if problems:
             raise SafetyError(f"{self.what}: expected {list(self.joints)}: {'; '.join(problems)}")
         return np.array([names.index(n) for n in self.joints], dtype=np.int64)

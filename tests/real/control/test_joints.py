@@ -82,6 +82,18 @@ def test_joints_that_are_missing_twice_or_foreign_are_refused():
         order.arrange(NAMES, np.zeros(6))
 
 
+@pytest.mark.parametrize("extra", [(), None])
+@pytest.mark.parametrize(
+    "others", [[f"panda_joint_{k}" for k in range(2000)], [f"x{k}" for k in range(2000)] * 2, ["panda_joint" * 10**5]]
+)
+def test_a_message_of_any_size_is_refused_in_a_few_words(extra, others):
+    """What each name resembles takes 0.1 ms to find: all ticks would wait for it, and for the text in diagnostics."""
+    names = (*NAMES[1:], *others)
+    with pytest.raises(SafetyError, match="'panda_joint1' is missing") as refusal:
+        JointOrder(NAMES, extra=extra).arrange(names, np.zeros(len(names)))
+    assert len(str(refusal.value)) < 5000
+
+
 # -- 15, 17 ---------------------------------------------------------------------------------------------------------
 def test_a_hundred_lives_of_a_chain():
     """Commands come only between activation and deactivation; a moving arm cannot be activated anew."""
