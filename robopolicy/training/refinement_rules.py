@@ -21,8 +21,8 @@ LEAST = 15_000  # env steps of any refinement: fewer made bases worse
 LOWEST, GOOD = 0.02, 0.98  # success of a base with next to nothing to build on, and with next to nothing left to gain
 _DIFFERENCE = re.compile(r"(.+)_(?:to|in)_(.+)_[xyz]")  # hand_to_object_x
 _TOOL = re.compile(r"(?:^|_)(?:hand|tool|tcp|eef|ee|gripper|end_effector|fingertip)(?:$|_)")
-# Of places: differences, motions, turns and extents, which are none
-_NO_THING = re.compile(r"^before_|vel|euler|rpy|size|extent|dim|_(?:to|in|step|rel)(?:_|$)")
+# Of places: differences (`lag`, `_rel`, `_near`, `_fine` of native tasks), motions, turns and extents, which are none
+_NO_THING = re.compile(r"^before_|^lag$|vel|euler|rpy|size|extent|dim|_(?:to|in|step|rel|near|fine)(?:_|$)")
 _BEFORE = "before_"  # a place in the frame before
 _SAME = {f"qpos_{joint}" for joint in range(7)}  # joints of an arm: say where its tool is
 
@@ -190,7 +190,7 @@ def _differences_from_tool(things: Sequence[str], names: Sequence[str], absent: 
 
 def _things(names: Sequence[str], absent: Sequence[str]) -> list[str]:
     """Return the places, the tool first; empty without a tool or without another thing."""
-    found = [place for place in places(names) if not place.startswith(_BEFORE) and place not in absent]
+    found = [place for place in places(names) if place not in absent and not _NO_THING.search(place)]
     tool = next((place for place in found if _TOOL.search(place)), None)
     return [] if tool is None or len(found) < 2 else [tool, *(place for place in found if place != tool)]
 

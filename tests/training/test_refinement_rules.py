@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+import robopolicy as rp
 from robopolicy.cli.verbs import find_verb
 from robopolicy.config.compose import compose
 from robopolicy.core.errors import ConfigError
@@ -109,12 +110,27 @@ MADE = ["object-hand", "goal-hand", "goal-object", "hand-before_hand"]
 PLAIN = tuple(f"{thing}_{axis}" for thing in ("hand", "object", "other", "before_hand", "goal") for axis in "xyz")
 
 
+@pytest.mark.parametrize(
+    ("task", "made"), [("pick", ["cube-tcp"]), ("reach", ["target-tcp"]), ("stack", []), ("peg", []), ("tabletop", [])]
+)
+def test_motions_and_differences_of_native_tasks_are_kept_as_they_are(task: str, made: list[str]) -> None:
+    names = rp.make_env(task, num_envs=1).spec.observation["observation.state"].names or ()
+    found = relative_elements(names)
+    assert [n for n in found if "-" in n] == made
+    if found:  # else all are read
+        kept = [n for n in found if "-" not in n]
+        read = {names[i] for i in state_columns(Feature((len(names),), names=names), kept, where="x")}
+        assert {"tcp_vel_x", "lag_x"} <= read and "tcp_x" not in read
+
+
 def test_differences_are_made_where_the_state_has_places_alone() -> None:
     names = (*PLAIN, "gripper", "object_q0", "object_q1", "before_gripper", "qpos_3")
     found = relative_elements(names, absent=["other"])
     assert found == ["hand_z", "gripper", "object_q0", "object_q1", *MADE]
     assert "other-hand" in relative_elements(names), "it may stand still, and be something"
     assert relative_elements([n for n in names if "hand" not in n]) == [], "no tool: all are read"
+    motions = [f"{what}_{axis}" for what in ("hand_vel", "lag", "object_rel", "object_near") for axis in "xyz"]
+    assert [n for n in relative_elements([*names, *motions], absent=["other"]) if "-" in n] == MADE
     assert relative_elements(["tcp_x", "tcp_y", "tcp_z", "speed"]) == [], "the tool alone"
     assert f"policy.state=[{','.join(found)}]" in overrides(
         replace(FACTS, elements=names, absent=("other",), steps_per_second=500)
