@@ -28,7 +28,8 @@ class RecordedEnv:
     """N recorded episodes at once; the seed of an episode chooses one.
 
     A dataset lacks the state after an episode's last action. After a terminated episode the last frame replaces it;
-    elsewhere the step has no length and is not valid.
+    elsewhere the step has no length and is not valid. An episode ends with the first frame that terminates, where a
+    recorder set it on several.
 
     Raises:
         DataError: the dataset has neither rewards nor successes.
@@ -63,8 +64,8 @@ class RecordedEnv:
         self._frame = torch.where(last, frame, frame + 1)
         next_obs = self.observe()
         obs = next_obs
-        if bool(last.any()):
-            self._begin(last.nonzero()[:, 0])
+        if bool((ended := last | terminated).any()):
+            self._begin(ended.nonzero()[:, 0])
             obs = self.observe()
         return Step(
             obs=obs,

@@ -39,6 +39,17 @@ def test_it_answers_with_what_was_recorded() -> None:
     assert found == {0, 1}
 
 
+def test_an_episode_ends_with_the_first_frame_that_terminates() -> None:
+    """A recorder may go on after the task's end, and set the flags on all frames from there on."""
+    data, flags = walk([6], success=[True]), torch.arange(6) >= 3
+    env = RecordedEnv(replace(data, terminated=flags, success=flags, reward=flags.float()), 1)
+    taken = steps(env, 8)
+    assert [bool(step.ended[0]) for step in taken] == [False, False, False, True] * 2
+    assert [float(step.reward[0]) for step in taken] == [0.0, 0.0, 0.0, 1.0] * 2
+    assert torch.equal(taken[3].next_obs[STATE][0], data.obs[STATE][4]), "the frame after it is recorded"
+    assert torch.equal(taken[3].obs[STATE][0], data.obs[STATE][0]), "a new episode begins"
+
+
 def test_seeds_choose_and_it_goes_on_where_it_stopped() -> None:
     data = walk([4, 5, 6, 7])
     a, b = RecordedEnv(data, 2, seed=1), RecordedEnv(data, 2, seed=1)
