@@ -71,7 +71,11 @@ class CommandLimiter:
 
         Args:
             limits: instead of the profile's own; `also`: beside them.
+
+        Raises:
+            SafetyError: they leave nothing of a joint's range.
         """
+        profile.check_room()
         self.profile, self.body = profile, Body(profile)
         own = (*joint_limits(profile), *space_limits(self.body)) if limits is None else limits
         self.limits = (*own, *also)

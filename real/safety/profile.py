@@ -97,6 +97,17 @@ class Profile:
     def high(self) -> Array:
         return self.maker["high"] - self.settings.joint_margin
 
+    def check_room(self) -> None:
+        """Raise SafetyError where `joint_margin` leaves nothing of a joint's range: the arm could stand nowhere."""
+        low, high = self.maker["low"], self.maker["high"]
+        if (self.low < self.high).all():
+            return
+        k = int(np.argmin(high - low))
+        raise SafetyError(
+            f"joint_margin: {self.settings.joint_margin} rad at both ends leave nothing of {self.joints[k]!r}, which "
+            f"goes from {low[k]:g} to {high[k]:g} rad. Expected less than {0.5 * (high[k] - low[k]):.3g} rad"
+        )
+
     @cached_property
     def velocity(self) -> Array:
         found = self.maker["velocity"] * self.settings.velocity

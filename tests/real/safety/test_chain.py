@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -166,6 +168,23 @@ def test_limits_tighten_live_and_loosen_only_at_rest():
     rig.chain.tighten(tcp_speed=1.5)
     with pytest.raises(SafetyError, match="activate"):
         rig.tick()
+
+
+def test_a_margin_that_leaves_nothing_of_a_joint_is_refused_and_changes_nothing():
+    """No pose would be permitted: "move it by hand" would help nobody."""
+    panda = load_profile("panda", tcp_speed=1.0, reference_clip=10.0)
+    low, high = panda.maker["low"].copy(), panda.maker["high"].copy()
+    low[3], high[3] = -2.5, -2.2  # as of a joint with a short stroke
+    profile = replace(panda, data={**panda.data, "position": {"short": {"range": [low.tolist(), high.tolist()]}}})
+    chain, home = SafetyChain(profile), np.array(panda.data["home"])
+    home[3] = -2.35
+    chain.activate(Measured(home), 0.0)
+    for margin in (0.15, 0.2):
+        with pytest.raises(SafetyError, match=rf"joint_margin: {margin} rad .* 'panda_joint4', .* less than 0\.15 rad"):
+            chain.tighten(joint_margin=margin)
+    assert chain.profile is profile and chain.filter(home, Measured(home), DT).reasons == ()
+    with pytest.raises(SafetyError, match="joint_margin"):
+        SafetyChain(profile.changed(joint_margin=0.2))
 
 
 def test_speed_is_reduced_before_it_is_stopped():
