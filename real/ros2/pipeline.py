@@ -23,6 +23,7 @@ from robopolicy.real.ros2.wiring import Wiring
 from robopolicy.real.safety import SafetyChain
 from robopolicy.real.safety.array_ops import Array
 from robopolicy.real.safety.command_limiter import CommandLimiter
+from robopolicy.real.safety.motion import HISTORY
 from robopolicy.real.safety.settings import Box
 
 _FAR = 100.0  # m
@@ -74,7 +75,7 @@ def cell_of(wiring: Wiring, runtime: Runtime) -> dict[str, Any]:
 
 
 def compiled(chain: SafetyChain, home: Array) -> None:
-    """Compile the limiter of a chain at `home` [n] rad, where the arm need not be: its scene may exclude it.
+    """Compile the limiter of a chain at `home` [n] rad, where the arm need not be: its limits may exclude it.
 
     The scene is moved far away and not removed, as each kind of limit in it is code of its own.
     """
@@ -85,7 +86,7 @@ def compiled(chain: SafetyChain, home: Array) -> None:
         planes=tuple(replace(plane, offset=-_FAR) for plane in scene.planes),
         keep_out=(far,) * len(scene.keep_out),
     )
-    CommandLimiter(profile, dt=chain.limiter.dt).start(home[None])
+    CommandLimiter(profile, dt=chain.limiter.dt).warm_up(np.tile(home, (1, HISTORY, 1)))
 
 
 def build_pipeline(

@@ -102,17 +102,24 @@ class CommandLimiter:
                 f"{np.round(q[failed.any(axis=1).argmax()], 3).tolist()} rad. Move it by hand, or correct the limits."
             )
         if not self.active.any():
-            self.search.warm_up(history)
-            rest = q.copy()
-            fine = self._post_check(rest)
-            settle(fine, rest, rest, rest, fine)
-            every = np.arange(len(rest))
-            put(rest[:, None], every, rest[:, None], every)
-            advance(history, rest[:, None], every, rest, fine, history.copy(), every.copy())
+            self.warm_up(history)
         self.c[rows], self.last[rows], self.active[rows] = history, q, True
         self._stop[rows], self._at[rows] = q[:, None], 0
         self._before = self.past()
         self.search.near, self.search.first = False, 0  # an only arm begins as a new limiter's does
+
+    def warm_up(self, history: Array) -> None:
+        """Compile, or load, all that a tick may call, at rest in `history` [M HISTORY n] rad, permitted or not."""
+        self.search.warm_up(history)
+        rest = history[:, -1].copy()
+        path = Path.of(history, rest, self.body, self.dt)
+        for limit in self.limits:  # a search asks none after the first that is broken
+            limit.margin(path)
+        fine = self._post_check(rest)
+        settle(fine, rest, rest, rest, fine)
+        every = np.arange(len(rest))
+        put(rest[:, None], every, rest[:, None], every)
+        advance(history, rest[:, None], every, rest, fine, history.copy(), every.copy())
 
     def filter(self, target: Array, *, hold: Bool | None = None, pace: float = 1.0) -> LimitVerdict:
         """Decide on the next commands for joint targets `target` [N n] rad.

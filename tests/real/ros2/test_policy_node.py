@@ -947,6 +947,21 @@ def test_a_scene_that_excludes_the_preset_s_home_does_not_keep_the_node_from_its
     compiled(chain, home)
 
 
+@pytest.mark.parametrize(
+    ("robot", "settings", "at", "limit"),
+    [
+        ("ur5e", {"self_distance": 0.1}, None, "self_collision"), ("panda", {"condition": 8.5}, None, "singularity"),
+        ("ur5e", {}, np.zeros(6), "singularity"),  # as of `arm new home=[0,0,0,0,0,0]`
+    ],
+)  # fmt: skip
+def test_nor_do_other_limits_that_exclude_it(robot, settings, at, limit):
+    chain = SafetyChain(load_profile(robot, **settings))
+    home = np.array(chain.profile.data["home"]) if at is None else at
+    with pytest.raises(SafetyError, match=f"stands where {limit} would not allow it"):
+        chain.limiter.start(home[None])
+    compiled(chain, home)
+
+
 def test_every_kind_of_scene_is_compiled_before_an_arm_is_started(monkeypatch):
     """Else the first activation would wait for it, and find its inputs silent."""
     scene = {"workspace": Box((0.2, -0.4, 0.02), (0.7, 0.4, 0.6)), "planes": (Plane((0.0, 0.0, 1.0), 0.3),),
