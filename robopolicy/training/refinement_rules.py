@@ -22,7 +22,9 @@ LOWEST, GOOD = 0.02, 0.98  # success of a base with next to nothing to build on,
 _DIFFERENCE = re.compile(r"(.+)_(?:to|in)_(.+)_[xyz]")  # hand_to_object_x
 _TOOL = re.compile(r"(?:^|_)(?:hand|tool|tcp|eef|ee|gripper|end_effector|fingertip)(?:$|_)")
 # Of places: differences (`lag`, `_rel`, `_near`, `_fine` of native tasks), motions, turns and extents, which are none
-_NO_THING = re.compile(r"^before_|^lag$|vel|euler|rpy|size|extent|dim|_(?:to|in|step|rel|near|fine)(?:_|$)")
+_NO_THING = re.compile(
+    r"^before_|^lag$|(?:^|_|lin|ang|q)vel|euler|rpy|size|extent|dim|_(?:to|in|step|rel|near|fine)(?:_|$)"
+)
 _BEFORE = "before_"  # a place in the frame before
 _SAME = {f"qpos_{joint}" for joint in range(7)}  # joints of an arm: say where its tool is
 

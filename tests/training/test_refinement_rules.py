@@ -110,6 +110,11 @@ MADE = ["object-hand", "goal-hand", "goal-object", "hand-before_hand"]
 PLAIN = tuple(f"{thing}_{axis}" for thing in ("hand", "object", "other", "before_hand", "goal") for axis in "xyz")
 
 
+def test_a_shovel_is_a_thing_and_no_velocity() -> None:
+    names = [f"{what}_{axis}" for what in ("hand", "shovel", "hand_vel", "shovel_linvel") for axis in "xyz"]
+    assert [n for n in relative_elements(names) if "-" in n] == ["shovel-hand"]
+
+
 @pytest.mark.parametrize(
     ("task", "made"), [("pick", ["cube-tcp"]), ("reach", ["target-tcp"]), ("stack", []), ("peg", []), ("tabletop", [])]
 )
