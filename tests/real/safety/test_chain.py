@@ -171,7 +171,7 @@ def test_limits_tighten_live_and_loosen_only_at_rest():
 
 
 def test_a_margin_that_leaves_nothing_of_a_joint_is_refused_and_changes_nothing():
-    """No pose would be permitted: "move it by hand" would help nobody."""
+    """Such a margin permits no position of the joint, so the arm could never start."""
     panda = load_profile("panda", tcp_speed=1.0, reference_clip=10.0)
     low, high = panda.maker["low"].copy(), panda.maker["high"].copy()
     low[3], high[3] = -2.5, -2.2  # as of a joint with a short stroke
