@@ -37,8 +37,9 @@ from robopolicy.policies.state_vectors import joined, state_vectors
 from robopolicy.runs.checkpointer import load_policy
 from robopolicy.runs.inputs import there
 from robopolicy.runs.run_dir import check_same, has_checkpoint, read_config
-from robopolicy.training.refinement_rules import BaseFacts, Choice, check_budget, choose
+from robopolicy.training.refinement_rules import BaseFacts, Choice, busy_remark, check_budget, choose
 from robopolicy.utils.atomic import write_atomically
+from robopolicy.utils.other_work import OtherWork
 from robopolicy.utils.threads import set_threads
 
 NUM_ENVS = 50  # of the look
@@ -163,9 +164,13 @@ def look(
 def _look(ref: PolicyRef, env: VecEnv, episodes: int, dataset: Path | None, device: str) -> BaseFacts:
     policy = load_policy(ref.policy, device=device, env=env.spec)
     of_dataset = _of_dataset(policy.spec, ref.policy, dataset)  # refuses before anything is played
+    others = OtherWork()
     rows = evaluated_rows(policy, env, ref, "sampled", episodes, "validation", deterministic=False)
+    share = others.share()
     mode = evaluated_rows(policy, env, ref, "mode", episodes, "validation", deterministic=True)
     facts = facts_of(policy, rows, mode, at_a_time=env.num_envs, demonstrations=dataset is not None)
+    if remark := busy_remark(facts.steps_per_second, share):
+        print(remark)
     return replace(facts, **of_dataset)
 
 

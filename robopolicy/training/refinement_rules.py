@@ -15,6 +15,7 @@ from robopolicy.core.errors import ConfigError
 from robopolicy.policies.state_reading import places
 
 FAST = 1_000  # env steps per second with the base acting
+BUSY = 0.2  # share of all cores for other programs, from which a measured speed is not believed
 FAST_STEPS, SLOW_STEPS = 150_000, 100_000  # env steps in an env that is fast, and in one that is not
 SCHEDULE = 30_000  # env steps until the residual of the preset is let out: its warm-up, and the fall of its penalty
 LEAST = 15_000  # env steps of any refinement: fewer made bases worse
@@ -84,6 +85,21 @@ def check_budget(env_steps: int | None) -> None:
             f"env_steps={env_steps}: expected at least {LEAST}. Fewer made bases worse in trials (docs/refine.md). "
             "Leave it out, or improve the base by more demonstrations instead."
         )
+
+
+def busy_remark(steps_per_second: float, others: float) -> str:
+    """Return what to do where an env may count as slow only because the machine was busy; empty where it does not.
+
+    Args:
+        others: share of all cores that other programs took meanwhile, 0 … 1.
+    """
+    if others < BUSY or steps_per_second >= FAST:
+        return ""
+    return (
+        f"other programs took {100 * others:.0f}% of all cores during the look, so its {steps_per_second:,.0f} env "
+        f"steps/s may be too few. From {FAST:,} on the env is fast, with other settings (docs/refine.md). Stop the "
+        "programs, and begin again with a new out=."
+    )
 
 
 def choose(facts: BaseFacts, env_steps: int | None = None) -> list[Choice]:

@@ -86,8 +86,13 @@ def test_a_base_is_looked_at_refined_and_compared(
     assert main([*command, f"out={out}", "plan_only=true"]) == 1
     assert "env_steps=2000: expected at least 15000" in capsys.readouterr().err and not out.exists()
     monkeypatch.setattr(refinement_rules, "LEAST", 100)
+    monkeypatch.setattr(refinement_rules, "BUSY", 0.0)
+    monkeypatch.setattr(refinement_rules, "FAST", 10**9)
     assert main([*command, f"out={out}", "plan_only=true"]) == 0
     planned = capsys.readouterr().out
+    assert "of all cores during the look" in planned
+    monkeypatch.undo()
+    monkeypatch.setattr(refinement_rules, "LEAST", 100)
     assert "robopolicy train task=reach algo=residual loop.total_steps=2000" in planned and f"dataset={data}" in planned
     by_hand = shlex.split(planned.split("by hand:\n")[1].splitlines()[0])
     assert by_hand[:2] == ["robopolicy", "train"]

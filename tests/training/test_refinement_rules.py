@@ -10,7 +10,17 @@ from robopolicy.config.compose import compose
 from robopolicy.core.errors import ConfigError
 from robopolicy.core.specs import state_columns
 from robopolicy.core.types import Feature
-from robopolicy.training.refinement_rules import LEAST, SCHEDULE, BaseFacts, check_keys, choose, relative_elements
+from robopolicy.training.refinement_rules import (
+    BUSY,
+    FAST,
+    LEAST,
+    SCHEDULE,
+    BaseFacts,
+    busy_remark,
+    check_keys,
+    choose,
+    relative_elements,
+)  # fmt: skip
 
 _THINGS = ("hand", "object", "other", "before_hand", "goal", "hand_to_object", "object_to_goal")
 METAWORLD = tuple(f"{thing}_{axis}" for thing in _THINGS for axis in "xyz")  # fmt: skip
@@ -40,6 +50,11 @@ def test_a_fast_env_has_the_recorded_preset_until_it_succeeds_always() -> None:
     preset = compose(find_verb("train"), ["algo=residual", "task=reach", "base=zero_action", "run_dir=x"])
     assert preset["loop"]["warmup_steps"] + preset["algo"]["penalty_steps"] == SCHEDULE
     assert overrides(FACTS, 30_000)[1:] == ["loop.total_steps=30000", "loop.stop_success=1"]
+
+
+def test_a_speed_below_fast_on_a_busy_machine_is_doubted() -> None:
+    assert "took 50% of all cores during the look, so its 790 env steps/s may be too few" in busy_remark(790.0, 0.5)
+    assert not busy_remark(790.0, BUSY - 0.01) and not busy_remark(float(FAST), 0.9)
 
 
 def test_a_slow_env_has_more_updates_for_each_step() -> None:
