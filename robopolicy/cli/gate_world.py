@@ -40,10 +40,15 @@ def in_world(
     gate = _checked(world)
     model = there(str(world.get("model")))
     for name, at, its in learners:
+        if at is not None and model == at.resolve():
+            raise ConfigError(
+                f"world.model={world['model']}: is the {name} itself. Give the run of a world model "
+                "(train algo=world_model)."
+            )
         if at is not None and _learned_in(at, its, model, str(world.get("model"))):
             raise ConfigError(
                 f"world.model={world['model']}: the {name} learned in this world model, or in one that it was made "
-                "from, or is one of them, and so fits its errors. Train another one."
+                "from, and so fits its errors. Train another one."
             )
     env = _env(world, seed)
     where = "held-out starts"

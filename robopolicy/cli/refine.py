@@ -36,7 +36,7 @@ from robopolicy.policies.state_reading import places
 from robopolicy.policies.state_vectors import joined, state_vectors
 from robopolicy.runs.checkpointer import load_policy
 from robopolicy.runs.inputs import there
-from robopolicy.runs.run_dir import check_same, has_checkpoint, read_config
+from robopolicy.runs.run_dir import check_no_dataset, check_same, has_checkpoint, read_config
 from robopolicy.training.refinement_rules import BaseFacts, Choice, busy_remark, check_budget, choose
 from robopolicy.utils.atomic import write_atomically
 from robopolicy.utils.other_work import OtherWork
@@ -77,10 +77,11 @@ def refine(
         The comparison of the refined policy with its base; None with `plan_only`.
 
     Raises:
-        ConfigError: the base succeeds too rarely, the budget is too small, there is no task, or the refinement in `out`
-            began with other options.
+        ConfigError: the base succeeds too rarely, the budget is too small, there is no task, `out` is a dataset, or the
+            refinement in it began with other options.
     """
     check_budget(env_steps)
+    check_no_dataset(out, "out")
     set_threads(threads)
     console = Console()
     stages = Stages(console, total=2 if plan_only else 5)

@@ -108,7 +108,9 @@ def read_sweep(overrides: Sequence[str], config_dirs: Sequence[Path] = (), *, ch
         found.values[key] = tuple(dict.fromkeys(_values(override, groups.get(key))))
         (found.ranges if override.is_discrete_sweep() else found.intervals)[key] = text.partition("=")[2]
         if not found.values[key]:
-            raise UsageError(f"{text}: sweeps over nothing. {closest(text.partition('=')[2], groups.get(key, ()))}")
+            options = groups.get(key, ())
+            fix = closest(text.partition("=")[2], options) if options else f"Give values, e.g. {key}=0,1"
+            raise UsageError(f"{text}: sweeps over nothing. {fix}")
     if not checked:
         return found
     if not found.values:

@@ -203,7 +203,9 @@ def with_cameras(
         return dict(features)
     offered = [k.removeprefix(prefix) for k in features if k.startswith(prefix)]
     if strange := sorted(set(cameras) - set(offered)):
-        raise ConfigError(f"{where}: there is no {strange[0]!r}. {closest(strange[0], offered)}")
+        what, others = ("pictures", "points") if prefix == IMAGES else ("point clouds", "cameras")
+        fix = f"There are no {what} at all: leave {where} out, or read what there is by {others}=."
+        raise ConfigError(f"{where}: there is no {strange[0]!r}. {closest(strange[0], offered) if offered else fix}")
     kept = {prefix + name for name in cameras}
     return {k: f for k, f in features.items() if not k.startswith(prefix) or k in kept}
 

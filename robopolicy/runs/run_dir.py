@@ -22,6 +22,7 @@ from robopolicy.core.errors import ConfigError
 from robopolicy.core.trees import flatten
 from robopolicy.core.untrusted import WANDB, check_links, checked, read_yaml
 from robopolicy.datasets.metadata import recorded
+from robopolicy.datasets.source import INFO_FILE
 from robopolicy.runs.config_changes import compared_keys, default_of, may_change, schedule_keys, shown, with_choices
 from robopolicy.runs.finished import FINISHED
 from robopolicy.runs.folder_lock import BusyError, claimed
@@ -79,6 +80,12 @@ def has_stage(out: Path) -> bool:
     return recorded(out / "data") == "whole" or any(has_checkpoint(out / stage) for stage in ("bc", "residual"))
 
 
+def check_no_dataset(path: Path, key: str) -> None:
+    """Refuse the folder of a dataset: a run would write into it."""
+    if (path / INFO_FILE).is_file():
+        raise ConfigError(f"{key}={path}: is a dataset. Give another folder: a run would write into it")
+
+
 @contextlib.contextmanager
 def open_run(
     run_dir: Path, config: Mapping[str, Any], *, begun: Callable[[Path], bool] = has_checkpoint
@@ -96,8 +103,7 @@ def open_run(
         run_dir.mkdir(parents=True, exist_ok=True)
     except (FileExistsError, NotADirectoryError):
         raise ConfigError(f"run_dir={run_dir}: is a file, or lies below one. Give a folder, new or of a run.") from None
-    if (run_dir / "meta" / "info.json").is_file():
-        raise ConfigError(f"run_dir={run_dir}: is a dataset. Give another folder: a run would write into it")
+    check_no_dataset(run_dir, "run_dir")
     check_links(run_dir, apart=WANDB, where=f"run_dir={run_dir}", error=ConfigError)
     with claimed(run_dir, "run_dir"):
         if begun(run_dir):

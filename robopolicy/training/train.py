@@ -56,6 +56,7 @@ def train(**keys: Any) -> Metrics:
         KeyboardInterrupt: stopped by the user, after a checkpoint.
     """
     config = TrainConfig(**keys)
+    config.check_evaluation()
     set_threads(config.threads)
     check_supported("coevolve" if config.rounds else config.loop[TARGET])
     ranks.in_first(lambda: None)  # rank 0 has opened the run directory, which takes minutes for big datasets

@@ -103,6 +103,13 @@ class TrainConfig:
         env_steps = value_of(self.loop, "loop", "total_steps")
         return int(value_of(self.loop, "loop", "steps") if env_steps is None else env_steps)
 
+    def check_evaluation(self) -> None:
+        """Refuse `loop.eval_every` where there is nothing to evaluate on, neither a task nor the gate of a world."""
+        every, played = self.loop.get("eval_every"), self.task is not None and self.validation_episodes
+        if every and self.world is None and not played:
+            fix = "Give task=<name>" if self.task is None else "Set validation_episodes=100"
+            raise ConfigError(f"loop.eval_every={every}: there is nothing to evaluate on. {fix}, or leave it out.")
+
     def missing(self, key: str, fix: str, by: str | None = None) -> ConfigError:
         """Return the error for a key that the loop, or `by`, needs and the config does not give."""
         return ConfigError(f"{key}: is needed by {by or self.loop[TARGET]}. {fix}")

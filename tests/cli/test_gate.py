@@ -279,6 +279,12 @@ def test_a_policy_that_does_not_fit_the_world_is_named(monkeypatch: pytest.Monke
         gate_world.in_world(Path("a"), Path("b"), {"_target_": "imagined", "model": "m"}, [], level=0.9, seed=0)
 
 
+def test_a_policy_given_as_the_world_is_named(tmp_path: Path) -> None:
+    world = {"_target_": "imagined", "model": str(tmp_path)}
+    with pytest.raises(ConfigError, match=r"^world\.model=.*: is the base itself"):
+        gate_world.in_world(Path("a"), tmp_path, world, [("base", tmp_path, {})], level=0.9, seed=0)
+
+
 def test_a_world_of_one_of_the_candidates_rounds_or_made_from_its_own_is_refused(tmp_path: Path) -> None:
     run = tmp_path / "run"
     made_from = {"loop": {"init": str(tmp_path / "own")}}

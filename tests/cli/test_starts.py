@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from robopolicy.cli.main import main
+from robopolicy.cli.refine import refine
 from robopolicy.cli.verbs import VERBS
 from robopolicy.config import described
 from robopolicy.config.compose import check_paths
@@ -98,11 +99,13 @@ def test_who_comes_second_leaves_the_folder_to_who_is_at_work(tmp_path: Path) ->
     assert (run / "config.yaml").is_file()
 
 
-def test_no_training_goes_into_a_dataset(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_no_training_goes_into_a_dataset(tmp_path: Path) -> None:
     (tmp_path / "meta").mkdir()
     (tmp_path / "meta" / "info.json").write_text("{}")
     with pytest.raises(ConfigError, match=r"run_dir=.*: is a dataset. Give another folder"), open_run(tmp_path, {}):
         pass
+    with pytest.raises(ConfigError, match=r"out=.*: is a dataset. Give another folder"):
+        refine(base=Path("bc"), out=tmp_path, tracker={})
     assert [path.name for path in tmp_path.iterdir()] == ["meta"]
 
 

@@ -42,6 +42,7 @@ def test_every_value_is_checked_before_the_combinations() -> None:
         (["seed=0,1", "seed=3"], "seed: is swept"),
         (["network@policy.network=mlp,unet1d"], "without '@'"),
         (["policy=glob(nothing*)"], "sweeps over nothing"),
+        (["seed=range(3,0)"], "sweeps over nothing. Give values, e.g. seed=0,1"),
         (["algo.lr=interval(0,1)"], "algo.lr=interval(0,1)"),
         (["seed=0,1", "hydra/sweeper=ax"], " hydra-ax-sweeper"),
         (["seed=0,1", "hydra/launcher=jblib"], "Did you mean 'joblib'?"),

@@ -8,9 +8,9 @@ import pytest
 
 from robopolicy import sim
 from robopolicy.core import specs
-from robopolicy.core.errors import SpecError
-from robopolicy.core.specs import PolicySpec, changes, check_features, check_fits, state_columns
-from robopolicy.core.types import STATE, Feature
+from robopolicy.core.errors import ConfigError, SpecError
+from robopolicy.core.specs import PolicySpec, changes, check_features, check_fits, state_columns, with_cameras
+from robopolicy.core.types import IMAGES, POINTS, STATE, Feature
 from tests import lerobot_toys, toy
 
 
@@ -123,3 +123,11 @@ def test_an_order_that_cannot_be_checked_is_said_once(own, there, who, caplog: p
     assert caplog.text.count(f"'observation.state': {who} does not name its elements") == 1
     check_fits(replace(policy, observation=env.observation), env)
     assert len(caplog.records) == 1
+
+
+def test_a_camera_that_is_not_there_is_named_with_those_that_are() -> None:
+    top = {IMAGES + "top": Feature((3, 8, 8), "uint8")}
+    with pytest.raises(ConfigError, match=r"^cameras: there is no 'tpo'\. Did you mean 'top'"):
+        with_cameras(top, ["tpo"], where="cameras")
+    with pytest.raises(ConfigError, match=r"^points: there is no 'top'\. There are no point clouds at all.*cameras="):
+        with_cameras(top, ["top"], where="points", prefix=POINTS)

@@ -10,9 +10,11 @@ import pandas as pd
 import pytest
 import torch
 
-from robopolicy.core.errors import SpecError
+from robopolicy.core.errors import ConfigError, SpecError
 from robopolicy.evaluation.rollout import evaluate
 from robopolicy.training import ranked, validation
+from robopolicy.training.train import train
+from robopolicy.training.train_config import TrainConfig
 from robopolicy.training.validation import Validation
 from tests.evaluation.points import FilmedPoint
 from tests.fakes import PointEnv, PointPolicy
@@ -82,3 +84,17 @@ def test_ranks_without_episodes_leave_those_of_the_others_as_they_are(monkeypatc
     monkeypatch.setattr(ranked.ranks, "gather", lambda part: [none, part, none])
     found = ranked.gather_episodes(own)
     pd.testing.assert_frame_equal(found.frame, own.frame)
+
+
+@pytest.mark.parametrize(
+    ("given", "fix"),
+    [({}, "Give task=<name>"), ({"task": {"_target_": "reach"}, "validation_episodes": 0}, "Set validation_episodes=")],
+)
+def test_an_interval_of_evaluations_without_anything_to_evaluate_on_is_refused(
+    tmp_path: Path, given: dict[str, Any], fix: str
+) -> None:
+    loop = {"_target_": "offline", "eval_every": 10}
+    with pytest.raises(ConfigError, match=f"^loop.eval_every=10: there is nothing to evaluate on. {fix}"):
+        train(run_dir=tmp_path, tracker={}, loop=loop, **given)
+    config = TrainConfig(run_dir=tmp_path, tracker={}, loop=loop, world={"_target_": "imagined"})
+    config.check_evaluation()  # its gate evaluates
