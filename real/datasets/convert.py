@@ -95,8 +95,8 @@ def convert(
                 f"bag.wiring: rosbag2 needs ROS 2 ({error}): ./scripts/setup.sh ros, or source an installation"
             ) from error
         if is_dataset:
-            return export_bags(recording, out, bag, only_success=only_success, overwrite=overwrite)
-        return convert_bags(recording, out, bag, only_success=only_success, overwrite=overwrite)
+            return export_bags(recording, out, bag, tracker=Tracker(), only_success=only_success, overwrite=overwrite)
+        return convert_bags(recording, out, bag, tracker=Tracker(), only_success=only_success, overwrite=overwrite)
     if is_dataset:
         raise DataError(
             f"recording={recording}: a LeRobotDataset. Give bag.wiring=<robot> to make rosbag2 bags of it. `robopolicy "
@@ -124,8 +124,9 @@ def _convert_ours(recording: Path, paths: list[Path], out: Path, *, only_success
         out, observation=observation, action=action, dt=spec.dt, tasks=spec.tasks,
         provenance={k: first.get(k) for k in ("robopolicy", "digest", "task", "task_digest", "policy_id")},
         marks=dict(zip(MARKS, marks, strict=True)), overwrite=overwrite,
-    ) as writer:  # fmt: skip
-        for path in paths:
+    ) as writer, Tracker().progress(len(paths), "converted recordings") as bar:  # fmt: skip
+        for number, path in enumerate(paths):
+            bar.update(number)
             found = read(path, whole=False)
             check_same(first, found.header, path)
             if found.cut_off:
@@ -147,6 +148,7 @@ def _convert_ours(recording: Path, paths: list[Path], out: Path, *, only_success
                 seed=seed_of(found.header), marks={name: getattr(episode, name) for name in MARKS},
             )  # fmt: skip
             frames, interventions = frames + len(episode.action), interventions + int(episode.intervention.sum())
+        bar.update(len(paths))
         if not writer.num_episodes:
             raise DataError(f"recording={recording}: no episode to keep of {len(paths)}: {left_out}")
     why = "".join(f"\n  left out {name}: {reason}" for name, reason in left_out.items())

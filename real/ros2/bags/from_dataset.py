@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from robopolicy.core.errors import DataError, closest
+from robopolicy.core.protocols import ShowsProgress
 from robopolicy.core.types import IMAGES, STATE, TASK
 from robopolicy.datasets.converted import Converted
 from robopolicy.datasets.episodes import Episodes
@@ -39,8 +40,9 @@ PIXELS = 1 << 30  # bytes of pictures that are held at a time
 
 
 def export_bags(
-    dataset: Path, out: Path, options: BagOptions, *, only_success: bool = False, overwrite: bool = False
-) -> Converted:
+    dataset: Path, out: Path, options: BagOptions, *, tracker: ShowsProgress, only_success: bool = False,
+    overwrite: bool = False,
+) -> Converted:  # fmt: skip
     """Write each episode of a dataset as a bag `<out>/episode_000000`.
 
     A bag's metadata hold the rate, the instruction (`options.task`, where it is given) and, where the dataset knows,
@@ -58,8 +60,10 @@ def export_bags(
     _check_out(dataset, out, overwrite)
     frames = humans = 0
     made, left_out = list[str](), dict[str, str]()
-    with new_directory(out) as folder:
+    total = num_episodes(source.root)
+    with new_directory(out) as folder, tracker.progress(total, "converted episodes") as bar:
         for number, rows, episode in columns.episodes():
+            bar.update(number)
             name, success = f"episode_{number:06d}", bool(episode.success[rows].any())
             if only_success and not success:
                 left_out[name] = "did not succeed" if episode.outcomes else "its success was not recorded"
@@ -74,6 +78,7 @@ def export_bags(
             made.append(name)
             frames += rows.stop - rows.start
             humans += 0 if drive.human is None else int(drive.human.sum())
+        bar.update(total)
         if not made:
             raise DataError(f"{dataset}: no episode to keep: {left_out or 'it has none'}")
     print(f"{len(made)} bags of {frames} frames in {out}; in {humans} of them a human drove", *columns.remarks,

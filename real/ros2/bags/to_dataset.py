@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from robopolicy.core.errors import ConfigError, DataError
+from robopolicy.core.protocols import ShowsProgress
 from robopolicy.core.types import STATE, TASK, ActionSpec, Feature
 from robopolicy.datasets.converted import Converted, UnusableError, add_episode
 from robopolicy.datasets.lerobot_writer import DatasetWriter
@@ -42,8 +43,9 @@ class BagFrames(NamedTuple):
 
 
 def convert_bags(
-    recording: Path, out: Path, options: BagOptions, *, only_success: bool = False, overwrite: bool = False
-) -> Converted:
+    recording: Path, out: Path, options: BagOptions, *, tracker: ShowsProgress, only_success: bool = False,
+    overwrite: bool = False,
+) -> Converted:  # fmt: skip
     """Write a bag, or a folder of bags, as a dataset with one episode a bag.
 
     Instruction, rate and success are those of `options`, else those that bags/from_dataset.py left in the bag.
@@ -72,8 +74,9 @@ def convert_bags(
         action=action_of(robot), dt=1.0 / rate, tasks=tuple(dict.fromkeys(tasks)),
         provenance={"source": "rosbag2", "wiring": robot.limits, "action": o.action},
         marks={"intervention": Feature((), "bool")}, overwrite=overwrite,
-    ) as writer:  # fmt: skip
+    ) as writer, tracker.progress(len(bags), "converted bags") as bar:  # fmt: skip
         for number, (bag, task) in enumerate(zip(bags, tasks, strict=True)):
+            bar.update(number)
             path, success = bag.path, o.success or bag.about.get(SUCCESS_KEY) == "true"
             if only_success and not success:
                 left_out[path.name] = "did not succeed"
@@ -91,6 +94,7 @@ def convert_bags(
             frames, marked = frames + len(episode.action), marked + int(episode.intervention.sum())
             if streams.commanded and robot.gripper and not streams.told_gripper:
                 ungripped.append(path.name)
+        bar.update(len(bags))
         if not writer.num_episodes:
             raise DataError(f"recording={recording}: no episode to keep of {len(bags)}: {left_out}")
     why = "".join(f"\n  left out {name}: {reason}" for name, reason in left_out.items()) + _measured(robot, ungripped)

@@ -123,10 +123,11 @@ def test_training_reads_it(dataset):
     assert episodes.action_spec.names == ("dx", "dy", "dz", "dyaw", "gripper")
 
 
-def test_only_successes(dataset, tmp_path):
+def test_only_successes(dataset, tmp_path, capsys):
     folder, _ = dataset
     result = convert(recording=folder, out=tmp_path / "d", only_success=True)
     assert result.episodes == 1 and result.left_out == {"episode_000000.mcap": "no success"}
+    assert "converted recordings: 2/2" in "".join(capsys.readouterr())
 
 
 def test_what_cannot_be_trained_on_is_left_out_or_refused(tmp_path, dataset):

@@ -326,7 +326,8 @@ def test_what_is_left_out_is_said(tmp_path, capsys):
     (tmp_path / "w.yaml").write_text(yaml.safe_dump(changed(topics__intervention=None)))
     path = dataset(tmp_path / "d", 1, dt=1 / 60)
     convert(recording=path, out=tmp_path / "bags", bag=BagOptions(wiring=str(tmp_path / "w.yaml"), task="go right"))
-    said = capsys.readouterr().out
+    said = "".join(capsys.readouterr())
+    assert "converted episodes: 1/1" in said
     assert "who drove is left out" in said and f"{FRONT}: 60 messages a second, the wiring says 25" in said
     (bag,) = bags_in(tmp_path / "bags")
     assert Bag(bag).about["robopolicy.task"] == "go right" and "/intervention" not in Bag(bag).types
