@@ -91,6 +91,7 @@ def test_a_base_is_looked_at_refined_and_compared(
     assert main([*command, f"out={out}", "plan_only=true"]) == 0
     planned = capsys.readouterr().out
     assert "of all cores during the look" in planned
+    assert "algo=ogpo" in planned, "the base is of chunks"
     monkeypatch.undo()
     monkeypatch.setattr(refinement_rules, "LEAST", 100)
     assert "robopolicy train task=reach algo=residual loop.total_steps=2000" in planned and f"dataset={data}" in planned

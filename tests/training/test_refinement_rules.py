@@ -89,6 +89,10 @@ def test_keys_that_no_rule_sets_are_refused() -> None:
 def test_advice_sets_nothing() -> None:
     said = [c.reason for c in choose(replace(FACTS, success=0.98, mode_success=0.6, instructions=7)) if not c.overrides]
     assert len(said) == 2 and "98%" in said[0] and "7 instructions" in said[1]
+    slow = replace(FACTS, steps_per_second=90, chunks=True)
+    assert any("algo=ogpo" in c.reason for c in choose(slow) if not c.overrides)
+    for other in (replace(slow, chunks=False), replace(slow, pictures=True), replace(slow, steps_per_second=5_000)):
+        assert not any("algo=ogpo" in c.reason for c in choose(other))
     said = [c.reason for c in choose(replace(FACTS, mode_success=0.9)) if not c.overrides]
     assert said == ["without sampling noise 40% is 90%: deterministic=true is a gain for nothing"]
 
