@@ -216,7 +216,8 @@ def read_outcomes(column: Columns, outcomes: str) -> tuple[Tensor, Tensor, Tenso
     LeRobot's HIL-SERL and the Fetch tasks have them. Other rewards may be shaped, and say nothing of success.
 
     Without `next.truncated`, `next.done` marks the end of every episode, time limits included. There an episode
-    terminates only where it ends in success; where that is not known either, nothing is said of outcomes.
+    terminates only where it ends in success; where that is not known either, nothing is said of outcomes. Without
+    `next.done`, an episode terminates where its last frame is a success.
 
     Raises:
         DataError: a flag is neither 0 nor 1.
@@ -238,7 +239,8 @@ def read_outcomes(column: Columns, outcomes: str) -> tuple[Tensor, Tensor, Tenso
         success = _sparse_success(reward, last)
     known = success is not None or (reward is not None and (truncated is not None or done is None))
     reached = torch.zeros_like(last) if success is None else success
-    terminated = torch.zeros_like(last) if done is None else done & (reached if truncated is None else ~truncated)
+    ends = last & reached if done is None else done
+    terminated = ends & (reached if truncated is None else ~truncated)
     return torch.zeros(frames) if reward is None else reward.float(), terminated, reached, known
 
 

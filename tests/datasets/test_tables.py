@@ -50,6 +50,15 @@ def test_a_recorded_reason_counts() -> None:
     assert terminated(done=DONE, success=WON, truncated=[False, False, False, True]) == [False, True, False, False]
 
 
+@pytest.mark.parametrize("outcome", [{"success": WON}, {"reward": [0.0, 0.0, 0.0, 1.0]}], ids=["success", "reward"])
+def test_without_marked_ends_an_episode_that_ends_in_success_terminates(outcome: dict[str, list[Any]]) -> None:
+    """A last frame that does not terminate has no successor, so the reward of the success would not be learned."""
+    assert terminated(**outcome) == [False, False, False, True]
+    assert terminated(**outcome, truncated=[False] * 4) == [False, False, False, True]
+    assert terminated(**outcome, truncated=[False, True, False, True]) == [False] * 4
+    assert terminated(success=[True, False, True, False]) == [False] * 4
+
+
 @pytest.mark.parametrize(
     ("reward", "won"),
     [
