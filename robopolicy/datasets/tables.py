@@ -118,22 +118,21 @@ class Columns:
         flat = column.chunk(0) if isinstance(column, pa.ChunkedArray) else column
         while isinstance(flat, pa.ExtensionArray):
             flat = flat.storage
-        count = math.prod(shape)
-        outer = flat
-        while pa.types.is_nested(flat.type):  # lists of lists
+        count, outer, ragged = math.prod(shape), flat, False
+        while isinstance(flat, pa.ListArray | pa.LargeListArray | pa.FixedSizeListArray):  # lists of lists
+            ragged |= len(pc.unique(pc.list_value_length(flat))) > 1
             flat = flat.flatten()
         if flat.null_count and not pa.types.is_floating(flat.type):  # of floats they are NaN: named by their frames
             raise DataError(f"{self.source.root}: {key!r} holds empty (null) values")
         if not (pa.types.is_integer(flat.type) or pa.types.is_floating(flat.type) or pa.types.is_boolean(flat.type)):
             raise DataError(f"{self.source.root}: {key!r} must hold numbers, found {flat.type}")
         values = flat.to_numpy(zero_copy_only=False)
-        if len(values) != self.table.num_rows * count:
-            where = ""
-            if outer is not flat and len(shape) == 1:
-                row = int(np.flatnonzero(pc.list_value_length(outer).to_numpy(zero_copy_only=False) != count)[0])
+        if ragged or len(values) != self.table.num_rows * count:
+            where, lengths = "", pc.list_value_length(outer) if outer is not flat and len(shape) == 1 else pa.array([])
+            if len(wrong := np.flatnonzero(lengths.to_numpy(zero_copy_only=False) != count)):
+                row = int(wrong[0])
                 episode = int(torch.searchsorted(self.starts, torch.tensor(row), right=True)) - 1
-                found = pc.list_value_length(outer)[row].as_py()
-                where = f"; episode {episode}, frame {row - int(self.starts[episode])} has {found}"
+                where = f"; episode {episode}, frame {row - int(self.starts[episode])} has {lengths[row].as_py()}"
             raise DataError(f"{self.source.root}: {key!r} must have shape {shape} in every frame{where}")
         return np.array(values.reshape(self.table.num_rows, *shape))
 

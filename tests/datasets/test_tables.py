@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -101,6 +102,29 @@ def test_a_flag_is_0_or_1(key: str, value: float) -> None:
 
 def test_recorded_success_wins_over_rewards() -> None:
     assert success(done=DONE, reward=[0.0, 1.0, 0.0, 1.0], success=WON) == WON
+
+
+@pytest.mark.parametrize(
+    ("rows", "shape", "said"),
+    [
+        ([[1.0], [2.0, 3.0, 4.0]], (2,), "; episode 0, frame 0 has 1"),
+        ([[[1.0, 2.0], [3.0, 4.0]], [[5.0], [6.0, 7.0, 8.0]]], (2, 2), ""),
+        ([[[1.0]], [[2.0, 3.0, 4.0]]], (2,), "; episode 0, frame 0 has 1"),
+    ],
+    ids=["vectors", "matrices", "other axes"],
+)
+def test_rows_of_other_lengths_are_refused_though_their_sum_is_right(rows: list[Any], shape: Any, said: str) -> None:
+    source: Any = SimpleNamespace(root=Path("data"))
+    columns = Columns(pa.table({"state": rows}), torch.tensor([0, 2]), source)
+    with pytest.raises(DataError, match=re.escape(f"'state' must have shape {shape} in every frame{said}") + "$"):
+        columns("state", shape)
+
+
+def test_a_column_of_structs_is_named_as_such() -> None:
+    source: Any = SimpleNamespace(root=Path("data"))
+    columns = Columns(pa.table({"state": [{"x": 1.0}, {"x": 2.0}]}), torch.tensor([0, 2]), source)
+    with pytest.raises(DataError, match=r"'state' must hold numbers, found struct<x: double>"):
+        columns("state", (1,))
 
 
 def driver(values: list[Any]) -> list[int] | None:
