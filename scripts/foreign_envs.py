@@ -101,6 +101,8 @@ def _resets() -> Iterator[Case]:
     yield refused("last observations without a key", "who", make(Toy, final="batched", as_dict=True, edit=_keyless))
     yield refused("next step that is same step", "final_obs", make(Toy, edit=lambda toy, out: tuple(out),
                   metadata={"autoreset_mode": "NEXT_STEP"}))  # fmt: skip
+    yield refused("disabled that is same step", "final_obs", make(Toy, edit=lambda toy, out: tuple(out),
+                  metadata={"autoreset_mode": "DISABLED"}))  # fmt: skip
     yield refused("an end in the step of a reset", "NEXT_STEP", make(Toy, mode="NEXT_STEP", edit=_ends_always))
     yield refused("a mask that is ignored", "reset_mask", make(_Deaf, mode="DISABLED"))
     yield refused("a seed that is ignored", "seed", make(_Unseeded))

@@ -128,6 +128,7 @@ class GymVecEnv:
         self._age = np.where(idle, 0, self._age + 1)
         self._check_horizon(starting)
         if starting.any():
+            self._checked.refuse_final(info, self.mode)
             if self.mode == AutoresetMode.SAME_STEP:
                 next_obs = self._with_final(obs, info, starting)
                 self._name(starting)
@@ -135,7 +136,6 @@ class GymVecEnv:
                 self._name(starting)
                 obs = self._begin_rows(self.episode_seed.tolist(), starting, next_obs)
             else:
-                self._checked.refuse_final(info)
                 self._idle = starting
             self._age[starting] = 0
         if (reset := idle & ~starting).any():

@@ -6,13 +6,13 @@ import traceback
 from typing import Any
 
 import numpy as np
-from gymnasium.vector import VectorEnv
+from gymnasium.vector import AutoresetMode, VectorEnv
 from numpy.typing import NDArray
 from torch import Tensor
 
 from robopolicy.core.errors import RobopolicyError, SpecError
-from robopolicy.sim.gymnasium.info import FINAL_OBS
-from robopolicy.sim.gymnasium.info_columns import column, flags
+from robopolicy.sim.gymnasium.info import refuse_final
+from robopolicy.sim.gymnasium.info_columns import flags
 from robopolicy.sim.gymnasium.observations import as_array
 
 _RETURNS = "Return (obs, info) from reset, and (obs, reward, terminated, truncated, info) from step."
@@ -75,10 +75,8 @@ class CheckedEnv:
             raise SpecError(f"{self.id}: {name}: expected shape ({self.num_envs},), found {found.shape}")
         return found
 
-    def refuse_final(self, info: Any) -> None:
-        for key in FINAL_OBS:
-            if column(info, key, self.num_envs)[1].any():
-                raise SpecError(
-                    f"{self.id}: autoreset mode NEXT_STEP, yet info has {key!r} as in SAME_STEP: the first "
-                    "observation of an episode would be taken for the last one's. Correct metadata['autoreset_mode']."
-                )
+    def refuse_final(self, info: Any, mode: AutoresetMode) -> None:
+        """Raise SpecError where an info has last observations in another mode than SAME_STEP."""
+        if mode != AutoresetMode.SAME_STEP:
+            fix = "Correct metadata['autoreset_mode'], or keep its envs from resetting themselves."
+            refuse_final(info, self.num_envs, f"{self.id}: autoreset mode {mode.name}", fix)

@@ -130,3 +130,13 @@ def final_observations(info: Any, n: int, ended: NDArray[np.bool_]) -> list[Any]
     if lost := (ended & ~present).nonzero()[0].tolist():
         raise SpecError(f"info[{name!r}]: expected an observation for every ended env, has none for env {lost[0]}")
     return [rows[i] for i in ended.nonzero()[0]]
+
+
+def refuse_final(info: Any, n: int, env: str, fix: str) -> None:
+    """Raise SpecError where an info has last observations, though `env` is to reset ended episodes in another step."""
+    for key in FINAL_OBS:
+        if column(info, key, n)[1].any():
+            raise SpecError(
+                f"{env}: info has {key!r}, as where the step that ends an episode resets it: the first observation of "
+                f"an episode would be taken for the last one's. {fix}"
+            )

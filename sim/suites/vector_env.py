@@ -14,7 +14,7 @@ from gymnasium.wrappers import TimeLimit
 from robopolicy.config.schema import Positive
 from robopolicy.core.errors import ConfigError
 from robopolicy.sim.gymnasium.farm import Farm, MakeEnv, in_one_process
-from robopolicy.sim.gymnasium.info import Success
+from robopolicy.sim.gymnasium.info import Success, refuse_final
 from robopolicy.sim.gymnasium.info_columns import flag
 from robopolicy.sim.suites.base import seed32
 from robopolicy.utils.workers import TIMEOUT_S, Backend
@@ -117,9 +117,11 @@ class TellsSuccess(gymnasium.Wrapper):
             return self.env.reset(seed=seed32(seed) >> 1, options=options)
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        """Raises ConfigError where the info does not tell success."""
+        """Raises ConfigError where the info does not tell success, SpecError where the env has reset itself."""
         obs, given, terminated, truncated, info = self.env.step(action)
         terminated, truncated = flag(terminated, "terminated"), flag(truncated, "truncated")
+        if terminated or truncated:
+            refuse_final([info], 1, self.success.env, "Keep the env from resetting itself.")
         ended, ones = np.array([terminated or truncated]), np.ones(1, dtype=bool)
         (success,) = self.success.read([info], np.array([terminated]), active=ones, ended=ended).tolist()
         reward: Any = given  # NumPy's numbers are kept

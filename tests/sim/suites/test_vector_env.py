@@ -10,7 +10,7 @@ import pytest
 import torch
 from gymnasium.spaces import Box
 
-from robopolicy.core.errors import ConfigError
+from robopolicy.core.errors import ConfigError, SpecError
 from robopolicy.sim.gymnasium.adapter import GymVecEnv
 from robopolicy.sim.gymnasium.farm import in_one_process
 from robopolicy.sim.suites import vector_env as suites
@@ -53,6 +53,27 @@ def test_more_workers_than_envs_are_not_started(monkeypatch, caplog):
     monkeypatch.setattr(suites, "Farm", lambda *given, **how: started.append(given[2]) or in_one_process(*given[:2]))
     make(7)
     assert started == [5] and "task.processes=7: 5 envs" in caplog.text
+
+
+class SelfResetting(Counter):
+    """Resets itself in the step that ends an episode."""
+
+    def step(self, action):
+        obs, reward, done, truncated, info = super().step(action)
+        if done:
+            info, obs = {**info, "final_observation": obs}, self.reset()[0]
+        return obs, reward, done, truncated, info
+
+
+@pytest.mark.parametrize("own", [False, True], ids=["vector env of strangers", "suite"])
+def test_an_env_that_resets_itself_is_refused(own):
+    one = functools.partial(SelfResetting, 2)
+    envs = vector_env(one, "counter", 1, horizon=5, processes=0) if own else gymnasium.vector.SyncVectorEnv([one])
+    env = GymVecEnv(envs, horizon=5)
+    env.reset()
+    env.step(torch.zeros(1, 1))
+    with pytest.raises(SpecError, match=r"'final_observation'.*resetting"):
+        env.step(torch.zeros(1, 1))
 
 
 def test_time_limits_truncate():
