@@ -22,6 +22,8 @@ from robopolicy.policies.lerobot.find import CONFIG, download
 
 _TRAINED = "policies of type 'robopolicy' are trained by `robopolicy train`, not by lerobot-train"
 
+_SLACK = 1e-3  # of pictures; less than half a level
+
 
 def _config(folder: Path) -> RobopolicyConfig:
     """config.json, read as other files of strangers are; LeRobot's own reader has no bounds."""
@@ -94,10 +96,11 @@ class RobopolicyPolicy(PreTrainedPolicy):
         raise NotImplementedError(_TRAINED)
 
     def _observation(self, batch: dict[str, Any]) -> Obs:
-        """Our features [N ...] of LeRobot's batch, whose pictures are floats in 0 … 1.
+        """Our features [N ...] of LeRobot's batch, whose pictures are floats in 0 … 1, or uint8.
 
         Raises:
-            SpecError: the env does not offer what the policies read; all differences are listed.
+            SpecError: the env does not offer what the policies read (all differences are listed), or pictures of other
+                numbers.
         """
         needed: dict[str, Feature] = {}
         for policy in self.chain:
@@ -106,7 +109,7 @@ class RobopolicyPolicy(PreTrainedPolicy):
         for key, value in batch.items():
             if isinstance(value, Tensor) and key.startswith("observation."):
                 picture = needed.get(key) is not None and needed[key].dtype == "uint8"
-                obs[key] = (value * 255.0).round().to(torch.uint8) if picture else value.float()
+                obs[key] = _picture(key, value) if picture else value.float()
                 offered[key] = Feature(tuple(value.shape[1:]), "uint8" if picture else "float32")
         problems = check_features(needed, offered, needs="the policy", offers="the env")
         if problems:
@@ -122,3 +125,16 @@ class RobopolicyPolicy(PreTrainedPolicy):
             device = next(iter(found.values())).device
             found[TASK] = torch.tensor([tasks.index(t) for t in texts], device=device)
         return found
+
+
+def _picture(key: str, value: Tensor) -> Tensor:
+    """Return pictures as uint8; raises SpecError for floats beyond 0 … 1, which uint8 would wrap around."""
+    if value.dtype == torch.uint8:
+        return value
+    low, high = float(value.min()), float(value.max())
+    if not (low >= -_SLACK and high <= 1.0 + _SLACK):
+        raise SpecError(
+            f"{key!r}: expected pictures of floats in 0 … 1, or of uint8, found {low:.4g} to {high:.4g}. Leave out the "
+            "step that normalises them: the policy does that itself."
+        )
+    return (value * 255.0).round().to(torch.uint8)

@@ -6,6 +6,7 @@ import importlib.util
 import json
 import os
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -165,6 +166,21 @@ def test_what_an_exported_policy_is_shown_has_to_fit(refined: Path) -> None:
         policy.select_action({STATE: torch.zeros(2, 3), "task": ["x", "x"]})
     with pytest.raises(SpecError, match=r"needs 'observation.state', which the env does not have"):
         policy.select_action({"observation.images.top": torch.zeros(2, 3, 8, 8)})
+
+
+def test_pictures_are_floats_to_one_or_uint8() -> None:
+    from robopolicy.lerobot_plugin.configuration_robopolicy import RobopolicyConfig
+    from robopolicy.lerobot_plugin.modeling_robopolicy import RobopolicyPolicy
+
+    inner, key = PointPolicy(gain=2.0, chunk=1), "observation.images.top"
+    inner.spec = replace(inner.spec, observation={key: Feature((3, 4, 4), "uint8")})
+    policy = RobopolicyPolicy(RobopolicyConfig(device="cpu"), inner)
+    picture = torch.randint(256, (2, 3, 4, 4), dtype=torch.uint8)
+    for given in (picture, picture / 255.0):
+        assert torch.equal(policy._observation({key: given})[key], picture)
+    for given in (picture.float(), picture / 127.5 - 1.0, picture / 255.0 * torch.nan):
+        with pytest.raises(SpecError, match=r"top': expected pictures of floats in 0 … 1, or of uint8"):
+            policy._observation({key: given})
 
 
 def test_our_env_as_lerobot_sees_it() -> None:
