@@ -83,6 +83,7 @@ def convert(
 
     Raises:
         DataError: a file is no recording, or of another policy, task or rate than the first; or no episode is left.
+        ConfigError: `bag.wiring` without ROS 2, or options that do not fit the bags, the dataset or the HDF5 file.
     """
     set_threads(threads)
     is_dataset = (recording / "meta" / "info.json").is_file()

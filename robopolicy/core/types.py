@@ -54,7 +54,7 @@ class ActionSpec:
     """The meaning of an action. Policy and env must agree in every field; all are required.
 
     `low`/`high` are physical limits per dimension, in `units` ("m", "rad", "1").
-    `frame`: the frame in which translations and rotations are expressed ("base", "tcp", or "joint").
+    `frame`: the frame in which translations and rotations are expressed ("base", "tcp", "world", or "joint").
     `tcp`: name of the controlled site. `rotation`: "none", "yaw", "rotvec" or "joint".
     `reference`: a delta is added to the *measured* or the *commanded* pose, or the action is *absolute*.
     `gripper`: index of the gripper channel or None; `gripper_meaning` says what its ends do.
