@@ -171,7 +171,7 @@ def _look(ref: PolicyRef, env: VecEnv, episodes: int, dataset: Path | None, devi
     share = others.share()
     mode = evaluated_rows(policy, env, ref, "mode", episodes, "validation", deterministic=True)
     facts = facts_of(policy, rows, mode, at_a_time=env.num_envs, demonstrations=dataset is not None)
-    if remark := busy_remark(facts.steps_per_second, share):
+    if remark := busy_remark(facts.steps_per_second, share, ref.out):
         print(remark)
     return replace(facts, **of_dataset)
 

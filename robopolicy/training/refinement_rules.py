@@ -10,6 +10,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from pathlib import Path
 
 from robopolicy.core.errors import ConfigError
 from robopolicy.policies.state_reading import places
@@ -89,18 +90,18 @@ def check_budget(env_steps: int | None) -> None:
         )
 
 
-def busy_remark(steps_per_second: float, others: float) -> str:
+def busy_remark(steps_per_second: float, others: float, look: Path) -> str:
     """Return what to do where an env may count as slow only because the machine was busy; empty where it does not.
 
     Args:
-        others: share of all cores that other programs took meanwhile, 0 … 1.
+        others: share of all cores that other programs took meanwhile, 0 … 1. look: folder of the look's episodes.
     """
     if others < BUSY or steps_per_second >= FAST:
         return ""
     return (
         f"other programs took {100 * others:.0f}% of all cores during the look, so its {steps_per_second:,.0f} env "
         f"steps/s may be too few. From {FAST:,} on the env is fast, with other settings (docs/refine.md). Stop the "
-        "programs, and begin again with a new out=."
+        f"programs, remove {look} and what was trained after it, and repeat the command."
     )
 
 

@@ -7,6 +7,7 @@ import time
 
 import psutil
 
+_LEAST_S = 1.0
 _IDLE = ("idle", "iowait", "guest", "guest_nice")  # the kernel counts guests in `user` too
 
 
@@ -17,9 +18,11 @@ class OtherWork:
         self._began = _seconds()
 
     def share(self) -> float:
-        """Return their share of all cores so far, 0 … 1."""
+        """Return their share of all cores so far, 0 … 1; 0 in the first second, as the kernel's clocks are coarse."""
         (clock, busy, own), (at, taken, mine) = _seconds(), self._began
-        cores = (psutil.cpu_count() or 1) * max(clock - at, 1e-9)
+        if clock - at < _LEAST_S:
+            return 0.0
+        cores = (psutil.cpu_count() or 1) * (clock - at)
         return min(1.0, max(0.0, (busy - taken - (own - mine)) / cores))
 
 

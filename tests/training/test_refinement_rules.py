@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -53,8 +54,10 @@ def test_a_fast_env_has_the_recorded_preset_until_it_succeeds_always() -> None:
 
 
 def test_a_speed_below_fast_on_a_busy_machine_is_doubted() -> None:
-    assert "took 50% of all cores during the look, so its 790 env steps/s may be too few" in busy_remark(790.0, 0.5)
-    assert not busy_remark(790.0, BUSY - 0.01) and not busy_remark(float(FAST), 0.9)
+    said = busy_remark(790.0, 0.5, Path("out/look"))
+    assert "took 50% of all cores during the look, so its 790 env steps/s may be too few" in said
+    assert "remove out/look and what was trained after it" in said
+    assert not busy_remark(790.0, BUSY - 0.01, Path("x")) and not busy_remark(float(FAST), 0.9, Path("x"))
 
 
 def test_a_slow_env_has_more_updates_for_each_step() -> None:
