@@ -64,7 +64,7 @@ def _die(how: str) -> float:
             os.kill(os.getpid(), signal.SIGKILL)
         if how == "failed":
             raise ValueError("out of luck")
-        time.sleep(16)  # busy
+        time.sleep(9)  # busy
     try:
         ranks.barrier()
     except RankError as error:
@@ -74,10 +74,10 @@ def _die(how: str) -> float:
 
 @pytest.mark.parametrize(("how", "said", "within"), [
     ("killed", "rank 1 is silent", 10), ("failed", "rank 1 ended by ValueError: out of luck", 10),
-    ("busy", "rank 1 did not come to exchange", 15),
+    ("busy", "rank 1 did not come to exchange", 8),
 ])  # fmt: skip
 def test_the_others_end_and_name_the_missing_rank(how: str, said: str, within: int) -> None:
-    error = in_ranks(_die, 2, how, timeout=5.0)[0]
+    error = in_ranks(_die, 2, how, timeout=3.0)[0]
     assert isinstance(error, RankError), error
     seconds, text = str(error).split(" ", 1)
     assert said in text and int(seconds) < within, error

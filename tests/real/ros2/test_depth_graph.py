@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 
 import numpy as np
@@ -64,9 +65,10 @@ def test_the_policy_sees_the_clouds_of_the_simulator(camera, frame, tmp_path):
         for tick in sorted(states)[:-WAITED]:  # the arm waited there
             del states[tick]
         operator.wait(lambda: int(operator.status[sim_arm_node.NAME]["step"]) >= 12, 300.0, "control steps")
-        counts = operator.status[policy_node.NAME]["counts"]
+        counts = json.loads(operator.status[policy_node.NAME]["counts"])
         operator.transition("deactivate")
-    assert f"{key}_refused" not in counts, counts
+    early = counts.get(f"{key}_ahead", 0)  # on a busy machine a picture may come before the states until then
+    assert early <= 2 and counts.get(f"{key}_refused", 0) == early, counts
     steps = read(tmp_path / "r" / "episode_000000.mcap").of("step")
     clouds = [np.array(step["obs"][key], dtype=np.float32).reshape(-1, 3) for step in steps]
     assert len(clouds) >= 10
