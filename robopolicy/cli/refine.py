@@ -32,7 +32,7 @@ from robopolicy.evaluation.episode_table import EpisodeTable
 from robopolicy.evaluation.policy_ref import PolicyRef, env_of, task_of
 from robopolicy.evaluation.saved import evaluated_rows
 from robopolicy.policies.base import Policy
-from robopolicy.policies.denoising import ChunkDenoiser
+from robopolicy.policies.diffusion import DiffusionPolicy
 from robopolicy.policies.state_reading import places
 from robopolicy.policies.state_vectors import joined, state_vectors
 from robopolicy.runs.checkpointer import load_policy
@@ -219,7 +219,7 @@ def facts_of(
         pictures=any(len(feature.shape) == 3 for feature in observation.values()),
         demonstrations=demonstrations,
         instructions=len(policy.spec.tasks),
-        chunks=isinstance(policy, ChunkDenoiser) and policy.spec.n_action_steps > 1,
+        chunks=isinstance(policy, DiffusionPolicy) and policy.spec.n_action_steps > 1,
     )
 
 

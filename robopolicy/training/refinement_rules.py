@@ -38,7 +38,7 @@ class BaseFacts:
     `success`, `mode_success`: rates with and without sampling noise. `episodes`: that each rate is of.
     `steps_per_second`: env steps with the base acting. `success_steps`: median length of a success, 0 without any.
     `elements`: names of the state's elements. `absent`: places that are zero all the time. `pictures`: the base reads
-    cameras. `demonstrations`: there are some that say where they succeed. `chunks`: the base is a denoising policy
+    cameras. `demonstrations`: there are some that say where they succeed. `chunks`: the base is a diffusion policy
     that executes several steps of each chunk.
     """
 
@@ -152,7 +152,9 @@ def _advice(facts: BaseFacts) -> list[Choice]:
     if facts.instructions > 1:
         found.append(f"{facts.instructions} instructions: algo=rpd went further on such, see docs/vla.md")
     if facts.chunks and not facts.pictures and facts.steps_per_second < FAST:
-        found.append("a slow env and a base of chunks: algo=ogpo went further on such, see docs/chunk_critics.md")
+        found.append(
+            "a slow env and a diffusion base of chunks: algo=ogpo went further on such, see docs/chunk_critics.md"
+        )
     return [Choice((), reason) for reason in found]
 
 

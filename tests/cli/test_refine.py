@@ -18,8 +18,13 @@ from robopolicy.core.errors import SpecError
 from robopolicy.core.specs import PolicySpec
 from robopolicy.core.types import Feature
 from robopolicy.datasets.lerobot_reader import load_episodes
+from robopolicy.policies.base import Policy
+from robopolicy.policies.diffusion import DiffusionPolicy
+from robopolicy.policies.flow import FlowPolicy
 from robopolicy.runs.run_dir import read_config
 from robopolicy.training import refinement_rules
+from tests.evaluation.points import make_rows
+from tests.toy import policy, random_episodes
 
 QUIET = ("task=reach", "tracker=quiet", "seed=0", "threads=1")
 
@@ -117,3 +122,14 @@ def test_a_base_is_looked_at_refined_and_compared(
     assert "worse than its base" in again
     found = json.loads((out / "refined" / "comparison.json").read_text())
     assert ("worse than its base" in said) == (found["verdict"] == f"{found['a']} is better"), found
+
+
+@pytest.mark.parametrize(("kind", "played", "chunks"), [
+    (DiffusionPolicy, 2, True), (DiffusionPolicy, 1, False), (FlowPolicy, 2, False),
+])  # fmt: skip
+def test_ogpo_is_advised_for_a_diffusion_base_of_chunks(kind: type[Policy], played: int, chunks: bool) -> None:
+    """A flow base gained half as much by it: docs/findings/ogpo.md."""
+    base = policy(kind, random_episodes())
+    base.spec = replace(base.spec, n_action_steps=played)
+    facts = cli.facts_of(base, rows := make_rows([True]), rows, at_a_time=1, demonstrations=False)
+    assert facts.chunks is chunks
