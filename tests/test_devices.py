@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,8 +12,10 @@ from robopolicy.algos.dppo import DPPO
 from robopolicy.algos.residual import ResidualTD3
 from robopolicy.buffers.relabeling import base_actions
 from robopolicy.buffers.replay_buffer import Replay
+from robopolicy.core.errors import CheckpointError
 from robopolicy.core.rng import episode_seeds
 from robopolicy.core.types import STATE
+from robopolicy.datasets.compatibility import check_same_statistics
 from robopolicy.envs.wrap_for import wrap_for
 from robopolicy.evaluation.rollout import evaluate
 from robopolicy.networks.critics import CriticEnsemble
@@ -21,6 +24,7 @@ from robopolicy.policies.diffusion import DiffusionPolicy
 from robopolicy.policies.residual import ResidualPolicy
 from robopolicy.training.off_policy import off_policy
 from robopolicy.utils.storage import read_state, write_state
+from robopolicy.world_models.training import supervised
 from tests import toy
 from tests.algos.test_dppo import base
 from tests.algos.test_dppo import train as train_dppo
@@ -97,3 +101,20 @@ def test_dppo_is_the_same_on_every_device():
             train_dppo(algo, num_envs=4, total_steps=4 * 12 * 2)
             learned.append([p.detach().to(HERE) for p in policy.finetuned_parameters()])
     assert all(torch.equal(a, b) for a, b in zip(*learned, strict=True))
+
+
+@pytest.mark.parametrize("change", [0.0, 1.0])
+def test_a_resumed_run_compares_its_data_on_every_device(change):
+    """What was saved is read on the CPU; what was fitted lies where the run learns."""
+    saved, where = {"normalizer.x": torch.arange(3.0)}, Path("run")
+    with elsewhere() as device:
+        fitted = {"normalizer.x": (torch.arange(3.0) + change).to(device)}
+        for check in (
+            lambda: check_same_statistics(where, fitted, saved, dataset=where),
+            lambda: supervised._check_same_data(saved, fitted),
+        ):
+            if change:
+                with pytest.raises(CheckpointError, match="dataset"):
+                    check()
+            else:
+                check()

@@ -103,8 +103,9 @@ def check_same_statistics(
     This detects other demonstrations with the same spec.
     """
     for name in (n for n in fitted if n.startswith("normalizer.") and n in saved):
-        if fitted[name].shape == saved[name].shape and not torch.allclose(fitted[name], saved[name], rtol=1e-3):
-            was, now = (x[name].flatten()[(fitted[name] - saved[name]).abs().argmax()] for x in (saved, fitted))
+        own, other = fitted[name].cpu(), saved[name].cpu()
+        if own.shape == other.shape and not torch.allclose(own, other, rtol=1e-3):
+            was, now = (x.flatten()[(own - other).abs().argmax()] for x in (other, own))
             raise CheckpointError(
                 f"{checkpoint}: dataset={dataset} differs from the data of the run: {name} was "
                 f"{float(was):.4g} and is {float(now):.4g} when fitted to it. Restore it, or give a new run_dir."

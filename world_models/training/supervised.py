@@ -78,5 +78,5 @@ def learn(
 def _check_same_data(saved: dict[str, Tensor], units: dict[str, Tensor]) -> None:
     """Other data of the same spec shows in the units, which were fitted to it."""
     for name, value in units.items():
-        if not torch.allclose(saved[name], value, rtol=1e-4, atol=1e-7, equal_nan=True):
+        if not torch.allclose(saved[name].cpu(), value.cpu(), rtol=1e-4, atol=1e-7, equal_nan=True):
             raise CheckpointError(f"dataset: {name} is not that of the run. Restore it, or give a new run_dir.")
