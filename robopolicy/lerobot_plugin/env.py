@@ -110,11 +110,11 @@ class LeRobotVectorEnv(VectorEnv):
         self._over = np.zeros(self.num_envs, dtype=bool)
 
     def reset(
-        self, *, seed: int | Sequence[int] | None = None, options: dict[str, Any] | None = None
+        self, *, seed: int | np.integer[Any] | Sequence[int] | None = None, options: dict[str, Any] | None = None
     ) -> tuple[dict[str, Any], dict[str, Any]]:
         """`seed`: one for each env; an int is that of the first, the others follow it."""
-        if isinstance(seed, int):
-            seed = range(seed, seed + self.num_envs)
+        if isinstance(seed, int | np.integer):
+            seed = range(int(seed), int(seed) + self.num_envs)
         self._over[:] = False
         self._obs = self.env.reset(None if seed is None else torch.tensor(list(seed), dtype=torch.int64))
         return self._emit(self._obs), {}

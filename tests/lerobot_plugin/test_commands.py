@@ -200,6 +200,8 @@ def test_our_env_as_lerobot_sees_it() -> None:
     shown = preprocess_observation(obs)
     expected = sim.make("reach", 3).reset(torch.tensor([5, 6, 7]))[STATE]
     assert torch.equal(shown[STATE], expected) and torch.equal(shown["observation.environment_state"], expected)
+    for first in (5, np.int64(5)):
+        assert np.array_equal(env.reset(seed=first)[0]["agent_pos"], obs["agent_pos"])
     assert env.call("_max_episode_steps") == (7, 7, 7)
     assert env.call("task_description")[0] == sim.make("reach", 1).spec.tasks[0]
     for step in range(7):
