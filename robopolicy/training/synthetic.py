@@ -11,6 +11,7 @@ from typing import Any, Protocol, cast
 import torch
 from torch import Tensor
 
+from robopolicy.buffers.chunk_replay_buffer import ChunkReplay
 from robopolicy.buffers.recorded_rollouts import replay_of_episodes
 from robopolicy.buffers.replay_buffer import Batch, Replay
 from robopolicy.config.schema import Count, Fraction
@@ -95,7 +96,7 @@ def synthetic_off_policy(
         **loop: see off_policy.
 
     Raises:
-        ConfigError: the fractions exceed 1, or rollouts are given.
+        ConfigError: the fractions exceed 1, rollouts are given, or `algo` learns from chunks.
     """
     if loop.get("rollouts"):
         raise ConfigError(
@@ -112,8 +113,14 @@ def synthetic_off_policy(
     source = synthetic(policy=algo.policy, seed=seed)
 
     def mixed(**given: Any) -> MixedReplay:
-        fraction = wanted / rest if rest else 0.0
-        return MixedReplay(replay(**given), source, fraction=fraction, every=refresh_every * max(1, rest))
+        real, fraction = replay(**given), wanted / rest if rest else 0.0
+        if isinstance(real, ChunkReplay):
+            raise ConfigError(
+                f"loop.replay: expected a buffer of single steps, found a {type(real).__name__}: {type(algo).__name__} "
+                "learns from chunks, and synthetic transitions are single steps. Use algo=residual_synthetic, or "
+                "loop._target_=off_policy."
+            )
+        return MixedReplay(real, source, fraction=fraction, every=refresh_every * max(1, rest))
 
     return off_policy(
         algo=algo, replay=cast(Callable[..., Replay], mixed), demos=demos, batch_size=batch_size,

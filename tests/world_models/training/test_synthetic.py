@@ -12,12 +12,15 @@ import pytest
 import torch
 from torch import Tensor
 
+from robopolicy.algos.pa_rl import PARL
+from robopolicy.buffers.chunk_replay_buffer import ChunkReplay
 from robopolicy.buffers.recorded_rollouts import replay_of_episodes
 from robopolicy.buffers.relabeling import read_frames
 from robopolicy.buffers.replay_buffer import Replay
 from robopolicy.core.errors import CheckpointError, ConfigError, DataError, SpecError
 from robopolicy.core.specs import PolicySpec
 from robopolicy.core.types import BASE_ACTION, STATE, ActionSpec, Feature, Obs
+from robopolicy.envs.wrap_for import wrap_for
 from robopolicy.networks.mlp import MLP
 from robopolicy.policies.base import Policy
 from robopolicy.policies.gaussian import GaussianPolicy
@@ -34,6 +37,7 @@ from robopolicy.world_models.training.synthetic import (
     frames_of,
     guide_of,
 )
+from tests.algos.test_chunk_critic import make as chunk_learner
 from tests.algos.test_residual import make as residual
 from tests.fakes import MemoryCheckpoints, NoTracker, PointEnv, PointPolicy
 from tests.world_models.models.test_trajectories import Echo, run, small
@@ -275,6 +279,16 @@ def test_off_policy_learns_from_both_and_resumes_in_the_same_bits(trained: Path)
     assert not torch.equal(real, want)
     with pytest.raises(ConfigError, match=r"synthetic_fraction=1\.0 and .*\.25 are more than a whole"):
         learn(trained, MemoryCheckpoints(), demos=walk([4]), synthetic_fraction=1.0)
+
+
+def test_a_learner_of_chunks_is_refused_before_its_first_step() -> None:
+    algo = chunk_learner(PARL)
+    with pytest.raises(ConfigError, match=r"loop\.replay: .* a ChunkReplay: PARL learns .*algo=residual_synthetic"):
+        synthetic_off_policy(
+            algo=algo, env=wrap_for(algo.policy, PointEnv(4)), checkpointer=MemoryCheckpoints(), tracker=NoTracker(),
+            demos=None, evaluate=None, total_steps=400, warmup_steps=100, critic_only_updates=10, updates_per_step=0.25,
+            batch_size=32, synthetic=lambda **_: Ones(), replay=partial(ChunkReplay, capacity=2_000),
+        )  # fmt: skip
 
 
 # -- against the truth ------------------------------------------------------------------------------------------------
