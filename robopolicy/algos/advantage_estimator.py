@@ -76,6 +76,9 @@ class AdvantageEstimator:
     def set_lr(self, factor: float) -> None:
         """Scale the learning rate, where there is one."""
 
+    def interrupt(self) -> None:
+        """Drop what is known of the running episodes, which are lost."""
+
     def numbers(self, advantages: Advantages, losses: list[float]) -> Metrics:
         """Return the numbers to log.
 
@@ -158,6 +161,10 @@ class Value(AdvantageEstimator):
 
     def set_lr(self, factor: float) -> None:
         self.optimizer.param_groups[0]["lr"] = self.lr * factor
+
+    def interrupt(self) -> None:
+        """See AdvantageEstimator."""
+        self.reward_scale.interrupt()
 
     def numbers(self, advantages: Advantages, losses: list[float]) -> Metrics:
         """See AdvantageEstimator."""

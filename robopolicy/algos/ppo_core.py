@@ -223,6 +223,10 @@ class PolicyGradient:
         found = self.learner.estimator.estimate(rollout, rollout.record["cond"], self.encode, count)
         return found if ranks.count() == 1 else found._replace(places=Places.of(rollout.planned, found.keep))
 
+    def interrupt(self) -> None:
+        """Drop what is known of the running episodes, where a resumed run cannot continue them."""
+        self.learner.estimator.interrupt()
+
     def state_dict(self) -> dict[str, Any]:
         return self.learner.state_dict()
 

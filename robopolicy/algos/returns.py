@@ -136,6 +136,10 @@ class RewardScale:
         self.mean, self.count = self.mean + shift * count / total, total
         return (reward / self.deviation).clamp(-self.clip, self.clip)
 
+    def interrupt(self) -> None:
+        """Drop the returns of the running episodes, which are lost: the next rewards are of new ones."""
+        self.returns = torch.zeros(())
+
     def state_dict(self) -> dict[str, Any]:
         returns = ranks.gather_rows(self.returns) if self.returns.ndim else self.returns  # of all ranks' envs
         return {"returns": returns.clone(), "count": self.count, "mean": self.mean, "square": self.square}

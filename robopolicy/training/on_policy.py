@@ -129,6 +129,8 @@ class OnPolicyState(LoopState):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         with refusing("checkpoint: state.json"):
             self.algo.load_state_dict(state["algo"])
+            if not self.collector.env.spec.resumable:  # the collector starts new episodes
+                getattr(self.algo, "interrupt", lambda: None)()
             self.collector.load_state_dict(own_rows(state["collector"], self.collector.env.num_envs))
             super().load_state_dict(state)
             self.done, self.recent = int(state["done"]), deque(map(float, state["recent"]), maxlen=RECENT)

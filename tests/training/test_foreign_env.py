@@ -26,7 +26,9 @@ from robopolicy.policies.normalizer import Normalizer
 from robopolicy.policies.residual import ResidualPolicy
 from robopolicy.sim.gymnasium.adapter import GymVecEnv, adapt
 from robopolicy.training.off_policy import off_policy
+from robopolicy.training.on_policy import OnPolicyState
 from robopolicy.utils.storage import read_state, write_state
+from tests.algos.test_dppo import make as dppo
 from tests.fakes import POINT_ACTION, MemoryCheckpoints, NoTracker, PointEnv, PointPolicy
 
 N = 4
@@ -229,3 +231,17 @@ def test_an_env_without_a_state_can_be_trained_on():
     train(whole, Forgetful(), total_steps=120)
     half.saved[120] = whole.latest()
     assert train(half, Forgetful())[0]["steps"] == 200
+
+
+@pytest.mark.parametrize("env", [Forgetful, partial(PointEnv, N)])
+def test_returns_of_lost_episodes_are_not_continued(env):
+    """The scale of rewards is that of the returns of whole episodes."""
+    algo = dppo()
+    state = OnPolicyState(algo=algo, collector=RolloutCollector(algo, wrap_for(algo.policy, env())))
+    state.begin(None)
+    scale = algo.learner.estimator.reward_scale
+    scale.returns = torch.full((N,), 5.0)
+    state.begin(state.state_dict())
+    assert scale.returns.sum() == (0.0 if env is Forgetful else 5.0 * N)
+    algo.returns(state.collector.collect(3))
+    assert scale.returns.shape == (N,)
