@@ -20,7 +20,8 @@ from robopolicy.algos.teacher_check import check_same_teacher, fingerprint
 from robopolicy.config.schema import signature
 from robopolicy.core.errors import ConfigError, SpecError
 from robopolicy.core.rng import draw_rows
-from robopolicy.core.specs import check_teacher
+from robopolicy.core.specs import PolicySpec
+from robopolicy.core.specs import check_teacher as check_actions
 from robopolicy.core.types import BASE_ACTION, TASK, Metrics
 from robopolicy.datasets.compatibility import task_numbers
 from robopolicy.policies.base import Policy, with_bases
@@ -59,7 +60,7 @@ class Distill(BC):
                 f"policy: expected a flow without noise between its steps, found {type(policy).__name__}. Say "
                 "policy=flow policy.sampling_steps=1"
             )
-        check_teacher(policy.spec, teacher.spec, more=_misfits(policy, teacher))
+        self.check_teacher(policy.spec, teacher)
         _check_options(policy)
         self.teacher = teacher.eval().requires_grad_(False)
         if isinstance(teacher, ChunkDenoiser) and _same(policy.normalizer, teacher.normalizer):
@@ -68,6 +69,11 @@ class Distill(BC):
         action, self.normalizer = policy.spec.action, policy.normalizer
         self.limits = torch.tensor([action.low, action.high], device=policy.times.device)
         self.task_number = _task_number(policy, teacher)
+
+    @staticmethod
+    def check_teacher(spec: PolicySpec, teacher: Policy) -> None:
+        """Raise SpecError where a student of `spec` cannot follow `teacher`; all problems are listed."""
+        check_actions(spec, teacher.spec, more=_misfits(spec, teacher))
 
     def loss(self, batch: dict[str, Any]) -> tuple[Tensor, Metrics]:
         """Compute the mean square error [] of the prediction at random sampling times.
@@ -132,17 +138,17 @@ def _check_options(student: FlowPolicy) -> None:
             )
 
 
-def _misfits(student: Policy, teacher: Policy) -> list[str]:
-    """List what keeps the student from following the teacher, one sentence each."""
-    problems, own, other = list[str](), student.spec, teacher.spec
+def _misfits(own: PolicySpec, teacher: Policy) -> list[str]:
+    """List what keeps a student of spec `own` from following the teacher, one sentence each."""
+    problems, other, shape = list[str](), teacher.spec, (own.horizon, own.action.dim)
     needed = {key for policy in with_bases(teacher) for key in policy.spec.observation} - {BASE_ACTION}
     if missing := sorted(needed - set(own.observation)):
         problems.append(f"it reads {missing}, which the student does not; see cameras=")
     if not teacher.follows_noise:
         return problems
-    if teacher.noise_shape[-2:] != student.noise_shape:
+    if teacher.noise_shape[-2:] != shape:
         problems.append(
-            f"it begins at noise of shape {teacher.noise_shape}, expected one that ends in {student.noise_shape}: a "
+            f"it begins at noise of shape {teacher.noise_shape}, expected one that ends in {shape}: a "
             "diffusion, flow or VLA policy of the same horizon"
         )
     problems += [

@@ -12,6 +12,7 @@ from typing import Any
 from torch import nn
 
 from robopolicy.config.instantiate import open_arguments, takes
+from robopolicy.config.registry import resolve
 from robopolicy.config.schema import TARGET
 from robopolicy.core.errors import ConfigError, SpecError
 from robopolicy.core.specs import PolicySpec, check_fits, with_cameras
@@ -82,6 +83,17 @@ def load_teacher(config: TrainConfig, env: VecEnv | None) -> Policy | None:
         policy = load_policy(config.teacher, device=config.torch_device, env=None if env is None else env.spec)
     sampling = config.teacher_sampling
     return resampled(policy, sampling, "teacher_sampling") if sampling else policy
+
+
+def check_teacher(config: TrainConfig, env: VecEnv | None, base: Policy | None, teacher: Policy | None) -> None:
+    """Let the algorithm refuse a teacher whose episodes are to be recorded, by its `check_teacher`, before they are.
+
+    Raises:
+        SpecError: the student, which reads what the env offers, cannot follow it.
+    """
+    check = getattr(resolve(config.algo_node, "algo"), "check_teacher", None)
+    if check is not None and teacher is not None and env is not None and config.dataset is None:
+        check(_spec(config, env, base, None), teacher)
 
 
 def build_policy_for(

@@ -24,7 +24,13 @@ from robopolicy.training.builders import (
     required,
     wrap_env,
 )
-from robopolicy.training.policy_builders import build_policy_for, load_base, load_teacher, warn_of_random_encoder
+from robopolicy.training.policy_builders import (
+    build_policy_for,
+    check_teacher,
+    load_base,
+    load_teacher,
+    warn_of_random_encoder,
+)
 from robopolicy.training.ranked import check_supported, check_weights
 from robopolicy.training.teacher_episodes import with_teacher_episodes
 from robopolicy.training.train_config import TrainConfig
@@ -43,6 +49,7 @@ def train_imitation(config: TrainConfig, checkpointer: Checkpointer) -> Metrics:
     base = load_base(config, env, resumed)
     with torch.random.fork_rng(devices=[]):  # the student begins with the same weights, recorded or resumed
         teacher = load_teacher(config, env)
+        check_teacher(config, env, base, teacher)
         config = with_teacher_episodes(config, teacher, env)
     episodes = required(config, load_demonstrations(config, base))
     policy = build_policy_for(config, env=env, base=base, demonstrations=episodes, resumed=resumed)

@@ -36,6 +36,14 @@ def distill(teacher: Path, run: Path, *more: str) -> int:
                  "loop.steps=20", *more])  # fmt: skip
 
 
+def test_a_teacher_of_other_chunks_is_not_recorded(
+    teachers: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert distill(teachers / "bc", tmp_path / "run", "horizon=4") == 1
+    assert "horizon: the student has 4, the teacher 8. Say horizon=8" in capsys.readouterr().err
+    assert not (tmp_path / "run" / FOLDER).exists()
+
+
 @pytest.mark.parametrize("kind", ["bc", "residual"])
 def test_the_teacher_is_recorded_once(teachers: Path, tmp_path: Path, kind: str) -> None:
     run = tmp_path / "run"
