@@ -100,7 +100,7 @@ def _build(
     mixture = mix(sources, weights)
     spec = _spec(paths, mixture.episodes)
     torch.manual_seed(step_seed(seed, 0, stream=1))
-    world = make_world(spec, nodes).to(device)
+    world = make_world(spec, nodes)
     check_learnable(mixture.episodes, unroll=world.dynamics.unroll, key=world.dynamics.unroll_key)
     parts = _parts(mixture, holdout, world)
     train = parts["train"].episodes
@@ -110,7 +110,7 @@ def _build(
         world.dynamics.widen(train)
     else:
         world.dynamics.fit(train)
-    return world, parts
+    return world.to(device), parts
 
 
 def _check_holdout(init: Path, paths: dict[str, Path], holdout: float) -> None:

@@ -30,6 +30,7 @@ from robopolicy.world_models.evaluation.imagined_evaluation import ImaginedEvalu
 from robopolicy.world_models.models.state_transform import StateTransform
 from robopolicy.world_models.models.world import find_world, load_world, read_spec
 from robopolicy.world_models.training.fit import fit
+from tests.elsewhere import elsewhere
 from tests.fakes import NoTracker, PointEnv, PointPolicy
 from tests.world_models.point import FEATURES, walk
 
@@ -123,6 +124,18 @@ def test_a_trained_world_says_how_good_it_is_and_beats_standing_still(trained: P
     assert sum(part["episodes"] for part in counts.values()) == 120
     assert world.spec.id == "point" and world.spec.horizon == 12 and world.spec.dt == 0.1
     assert report["names"] == ["x", "y", "seed", "t"] and bool(torch.isfinite(world.success.least))
+
+
+@pytest.mark.filterwarnings("ignore:.*copying from a non-meta parameter")  # this meta device holds numbers
+def test_it_is_trained_and_resumed_on_another_device(data: Path, tmp_path: Path) -> None:
+    here, there = tmp_path / "here", tmp_path / "there"
+    run(here, data, steps=6)
+    with elsewhere() as device:
+        with pytest.raises(KeyboardInterrupt):
+            run(there, data, steps=6, device=device, checkpointer=Stopping(there, 3))
+        run(there, data, steps=6, device=device)
+    own, other = (load_world(out).state_dict() for out in (here, there))
+    assert all(torch.equal(value, other[key]) for key, value in own.items())
 
 
 def test_the_env_of_a_run_starts_in_its_data_and_reproduces(trained: Path, data: Path) -> None:
