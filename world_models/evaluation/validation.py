@@ -138,7 +138,10 @@ def success_windows(world: World, episodes: Episodes) -> Tensor:
 
 @torch.no_grad()
 def uncertainties(world: World, episodes: Episodes) -> tuple[Tensor, Tensor]:
-    """Return uncertainty [F] and error [F] of the likeliest step, in deviations of the state (NaN at last frames)."""
+    """Return uncertainty [F] and error [F] of the likeliest step, in deviations of the state (NaN at last frames).
+
+    Numbers that are the same in all frames count in their own unit.
+    """
     state, dynamics = episodes.obs[STATE], world.dynamics
     uncertainty, after = [], []
     for frames in torch.arange(episodes.num_frames).split(_ROWS):
@@ -146,7 +149,7 @@ def uncertainties(world: World, episodes: Episodes) -> tuple[Tensor, Tensor]:
         imagined = dynamics.step(latent, episodes.action[frames], episode=torch.zeros(len(frames)), draw=None)
         uncertainty.append(imagined.uncertainty)
         after.append(dynamics.decode(imagined.latent, (STATE,))[STATE])
-    std = state.std(0).clamp_min(1e-9)
+    std = torch.where(state.std(0) > 0, state.std(0), 1.0)
     error = torch.full((len(state),), torch.nan)
     follows = episodes.episode_of[1:] == episodes.episode_of[:-1]
     miss = wrapping(world)(torch.cat(after)[:-1] - state[1:]).abs()
