@@ -16,6 +16,7 @@ from robopolicy.world_models.models.world import World
 
 HORIZONS = (1, 5, 20, 50)  # steps of the open-loop error
 _STREAM, _PHASE_STREAM = 9301, 9302
+_SAME = 1e-6  # a smaller deviation of a number is rounding
 _ROWS = 512  # histories that are encoded, and rollouts whose pictures are held, at once
 # Histories [B S ...] up to a frame, actions [B L Da] from there on, and a key → what that shows after each [B L ...].
 Rollout = Callable[[History, Tensor, str], Tensor]
@@ -149,7 +150,8 @@ def uncertainties(world: World, episodes: Episodes) -> tuple[Tensor, Tensor]:
         imagined = dynamics.step(latent, episodes.action[frames], episode=torch.zeros(len(frames)), draw=None)
         uncertainty.append(imagined.uncertainty)
         after.append(dynamics.decode(imagined.latent, (STATE,))[STATE])
-    std = torch.where(state.std(0) > 0, state.std(0), 1.0)
+    std = state.std(0)
+    std = torch.where(std > _SAME, std, 1.0)
     error = torch.full((len(state),), torch.nan)
     follows = episodes.episode_of[1:] == episodes.episode_of[:-1]
     miss = wrapping(world)(torch.cat(after)[:-1] - state[1:]).abs()

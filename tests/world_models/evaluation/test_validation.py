@@ -91,11 +91,12 @@ def test_uncertainty_and_error_belong_to_frames() -> None:
 
 def test_a_number_that_stays_the_same_does_not_rule_the_error() -> None:
     """x follows its action; y is predicted 0.02 too far, and has no deviation in these episodes."""
-    episodes = walk([3])
-    episodes.obs[STATE] = torch.tensor([[0.0, 0.5], [0.1, 0.5], [0.2, 0.5]])
+    episodes = walk([37])
+    episodes.obs[STATE] = torch.stack([0.1 * torch.arange(37), torch.full((37,), 0.3)], dim=1)
+    assert episodes.obs[STATE][:, 1].std() > 0, "by rounding"
     episodes.action[:] = torch.tensor([0.1, 0.02])
     _, error = uncertainties(point_world(), episodes)
-    torch.testing.assert_close(error[:2], torch.full((2,), 0.01))
+    torch.testing.assert_close(error[:36], torch.full((36,), 0.01))
 
 
 def test_scores_see_the_window_of_their_own_episode() -> None:
