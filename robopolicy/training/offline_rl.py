@@ -90,14 +90,19 @@ def offline_rl(
         Means over the last log interval, `steps`, `train_s` (seconds of learning) and the last evaluation's metrics.
 
     Raises:
-        ConfigError: no rollouts are given, or critic-only updates take all of `steps`.
+        ConfigError: no rollouts are given, demonstrations take all of a batch, or critic-only updates all of `steps`.
         DataError: no episode failed, none succeeded, or no transition can be learned from; see load_rollouts.
         CheckpointError: the recorded data of a resumed run has changed. SpecError: see load_rollouts.
     """
     check_algorithm(algo, OffPolicy, "offline_rl")
     check_updates(steps, critic_only_updates)
-    recorded = learned_episodes(rollouts, demos, algo, held_out)
     shares = [batch_size] if demos is None else [batch_size - round(batch_size * demo_fraction)]
+    if not shares[0]:
+        raise ConfigError(
+            f"loop.demo_fraction={demo_fraction}: a batch of {batch_size} holds no transition of the rollouts, and "
+            "nothing is learned from them. Lower it; for demonstrations alone take algo=bc."
+        )
+    recorded = learned_episodes(rollouts, demos, algo, held_out)
     shares += [] if demos is None else [batch_size - shares[0]]
     horizon = int(max(episodes.lengths.max() for episodes in recorded))
     empty = replay(num_envs=1, spec=algo.policy.spec, horizon=horizon)

@@ -119,6 +119,8 @@ def test_data_that_teaches_nothing_is_refused_by_name(rollouts: Path, tmp_path: 
         train(None)
     with pytest.raises(ConfigError, match=r"loop\.critic_only_updates=8"):
         train(rollouts, critic_only_updates=8)
+    with pytest.raises(ConfigError, match=r"loop\.demo_fraction=1\.0: a batch of \d+ holds no transition"):
+        train(rollouts, demos=load_episodes(rollouts), demo_fraction=1.0)
     with pytest.raises(DataError, match=r"loop\.held_out=1 leaves none of 24 episodes"):
         train(rollouts, held_out=1.0, demos=load_episodes(rollouts))
     with pytest.raises(DataError, match=r"loop\.rollouts\.base=.*: none of .* succeeded"):
