@@ -10,8 +10,8 @@ from rcl_interfaces.msg import ParameterDescriptor
 from rclpy.node import Node
 from rclpy.parameter import Parameter
 
-from robopolicy.core.errors import RobopolicyError
-from robopolicy.real.safety import SafetyChain, Settings
+from robopolicy.core.errors import RobopolicyError, closest
+from robopolicy.real.safety import SafetyChain, SafetyError, Settings
 from robopolicy.real.safety.settings import check_cell
 
 PREFIX = "safety."
@@ -19,24 +19,31 @@ PREFIX = "safety."
 LIVE = (*(f.name for f in fields(Settings) if f.type == "float"), "tracking_error", "stall", "joint_speed")
 
 
-def put_in_force(node: Node, chain: SafetyChain, cell: Mapping[str, Any]) -> None:
+def put_in_force(node: Node, chain: SafetyChain, cell: Mapping[str, Any], *, dry_run: bool = False) -> None:
     """Declare the parameters where they are missing, and apply them to the chain's settings: those given to the
     node when it was started (`--ros-args -p safety.tcp_speed:=0.1`) count more than the chain's own.
 
     Args:
         cell: settings of the wiring, which no parameter may loosen.
+        dry_run: the arm follows no command, so `stall` stays unset.
 
     Raises:
-        SafetyError: a value that no setting can have, or that is looser than the cell's.
+        SafetyError: a value that no setting can have, one that is looser than the cell's, or no such parameter.
     """
-    mine = chain.profile.settings
-    live = [name for name in LIVE if getattr(mine, name) is not None or name == "joint_speed"]
+    for name in (n.removeprefix(PREFIX) for n in node._parameter_overrides if n.startswith(PREFIX)):
+        if name not in LIVE:  # ROS drops what is given of a parameter that is never declared
+            raise SafetyError(
+                f"{PREFIX}{name}: given when the node was started, and no parameter. {closest(name, LIVE)} Others of "
+                "`safety` go into the wiring or --options"
+            )
+    live = [name for name in LIVE if not (dry_run and name == "stall")]
     for name in live:
         if not node.has_parameter(PREFIX + name):
-            value = getattr(mine, name)
+            value = getattr(chain.profile.settings, name)
             value = list(value) if isinstance(value, tuple) else value
-            # joint_speed may be unset, a number, or a number a joint
-            node.declare_parameter(PREFIX + name, value, ParameterDescriptor(dynamic_typing=name == "joint_speed"))
+            # joint_speed may be a number, or a number a joint; an unset setting may be given later
+            how = ParameterDescriptor(dynamic_typing=value is None or name == "joint_speed")
+            node.declare_parameter(PREFIX + name, value, how)
     _change(chain, {name: node.get_parameter(PREFIX + name).value for name in live}, cell)
 
 

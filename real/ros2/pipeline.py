@@ -106,7 +106,7 @@ def build_pipeline(
         runtime = make_runtime()
         undo.callback(runtime.close)
         chain = runtime.chain()
-        put_in_force(node, chain, cell_of(wiring, runtime))
+        put_in_force(node, chain, cell_of(wiring, runtime), dry_run=runtime.dry_run)
         if broken := broken_claims(wiring, chain.profile):
             raise RobopolicyError("; ".join(broken))
         commands = Commands(

@@ -19,7 +19,7 @@ pytest.importorskip("rclpy")
 import rclpy
 from diagnostic_msgs.msg import DiagnosticArray
 from rclpy.experimental import EventsExecutor
-from rclpy.lifecycle import TransitionCallbackReturn
+from rclpy.lifecycle import LifecycleNode, TransitionCallbackReturn
 from rclpy.node import Node
 from rclpy.parameter import Parameter
 from rclpy.qos import DurabilityPolicy, QoSProfile
@@ -37,6 +37,7 @@ from robopolicy.real.recording.records import describe
 from robopolicy.real.recording.replay import reproduce
 from robopolicy.real.ros2 import messages, pipeline
 from robopolicy.real.ros2.command_sources import SETTLES
+from robopolicy.real.ros2.parameters import put_in_force
 from robopolicy.real.ros2.pipeline import compiled
 from robopolicy.real.ros2.policy_node import PolicyNode
 from robopolicy.real.ros2.qos import profile_of
@@ -777,6 +778,33 @@ def test_a_parameter_that_makes_no_sense_refuses_to_configure(ros, value):
         assert "tcp_speed" in rig.node.why and rig.node.pipeline is None
     finally:
         rig.close()
+
+
+@pytest.mark.parametrize(
+    ("name", "why"), [("tcp_sped", "Did you mean 'tcp_speed'"), ("planes", "wiring"), ("energy", "wiring")]
+)
+def test_a_limit_that_is_no_parameter_refuses_to_configure(ros, name, why):
+    """ROS itself says nothing of such, and the arm would move without the limit."""
+    ros("--ros-args", "-p", f"safety.{name}:=0.05")
+    rig = Rig()
+    try:
+        assert rig.node.trigger_configure() == NO
+        assert f"safety.{name}" in rig.node.why and why in rig.node.why
+    finally:
+        rig.close()
+
+
+@pytest.mark.parametrize("dry_run", [False, True])
+def test_a_limit_that_is_unset_otherwise_may_be_given_by_a_parameter(ros, dry_run):
+    ros("--ros-args", "-p", "safety.stall:=0.2", "-p", "safety.tracking_error:=0.05")
+    given = SafetyChain(load_profile("panda", **{**FAST, "stall": None, "tracking_error": None}), dt=DT)
+    node = LifecycleNode("limits")
+    try:
+        put_in_force(node, given, {}, dry_run=dry_run)
+        assert given.profile.settings.tracking_error == 0.05
+        assert given.profile.settings.stall == (None if dry_run else 0.2), "no arm follows a dry run"
+    finally:
+        node.destroy_node()
 
 
 def test_a_configuration_that_fails_half_way_hears_nothing(ros):
