@@ -22,7 +22,7 @@ from robopolicy.real.safety.kinematics import pose
 from robopolicy.real.safety.profile import Profile, profile_names
 from robopolicy.utils.atomic import write_atomically
 
-Controller = Annotated[str, pydantic.Field(pattern=r"^[A-Za-z_][A-Za-z0-9_/]*$")]
+Controller = Annotated[str, pydantic.Field(pattern=r"^/?[A-Za-z_][A-Za-z0-9_]*(/[A-Za-z_][A-Za-z0-9_]*)*$")]
 Rate = Annotated[float, pydantic.Field(ge=10.0, le=2000.0)]
 LONGEST_STOP = 3.0  # s; the arms that ship need less than one
 
@@ -46,7 +46,7 @@ def arm_new(
             and N·m per s, s², s³.
         radius: m, of the capsules around the links.
         home: rad, a pose inside the limits.
-        controller: name of the joint_trajectory_controller. rate_hz: 1/s of /joint_states.
+        controller: name of the joint_trajectory_controller, led by its namespace. rate_hz: 1/s of /joint_states.
 
     Returns:
         The wiring's path.
@@ -69,7 +69,7 @@ def arm_new(
     fingers = fingers_of(robot, chain)
     write_atomically(limits, _json(data))
     write_atomically(wiring, wiring_text(
-        chain, name=name, limits=limits.name, fingers=fingers, controller=controller, rate_hz=rate_hz
+        chain, name=name, limits=limits.name, fingers=fingers, controller=controller.removeprefix("/"), rate_hz=rate_hz
     ))  # fmt: skip
     try:
         profile = load_wiring(str(wiring)).profile()

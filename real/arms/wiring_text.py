@@ -31,7 +31,7 @@ topics:
   keys: {{name: keys, rate_hz: 50, reliability: reliable, depth: 50}}
   trajectory:            # the controller needs interpolate_from_desired_state: true and a position interface
     {{name: /{controller}/joint_trajectory, rate_hz: 250, reliability: reliable, depth: 100, points: spline,
-     node: {controller}}}
+     node: {node}}}
   gripper: {grip}
   intervention: {{name: intervention, rate_hz: 20, reliability: reliable, depth: 1}}
   diagnostics: {{name: /diagnostics, rate_hz: 20, reliability: reliable, depth: 10}}
@@ -63,7 +63,7 @@ def wiring_text(chain: ArmChain, *, name: str, limits: str, fingers: Fingers, co
     hold = max(0.05, math.ceil(250 / rate_hz) / 100)
     return _TEXT.format(
         name=name, base=json.dumps(chain.base), tip=json.dumps(chain.tip), limits=json.dumps(limits),
-        controller=controller, rate=rate_hz, grip=grip, gripper_states="",
+        controller=controller, node=controller.rpartition("/")[2], rate=rate_hz, grip=grip, gripper_states="",
         joints="\n".join(f"  {json.dumps(j.name)}: {json.dumps(j.name)}" for j in chain.joints),
         gripper=json.dumps(dict(fingers.factors)), hold=hold, fault=max(0.2, 4 * hold), lead=3,
     )  # fmt: skip

@@ -198,6 +198,21 @@ def test_a_link_s_name_adds_nothing_to_the_wiring(tmp_path):
     assert wiring.tick_s == 0.004 and "tick_s: 0.02" in wiring.limits_file.with_suffix(".yaml").read_text()
 
 
+@pytest.mark.parametrize("lead", ["", "/"])
+def test_a_controller_in_a_namespace_is_found_by_its_bare_name(tmp_path, lead):
+    """As the graph gives it: `node` of a topic is without its namespace."""
+    path = file_of(tmp_path, simple())
+    out = load_wiring(str(arm_new(urdf=path, out=tmp_path, controller=f"{lead}cell1/arm_controller"))).output
+    assert (out.name, out.node) == ("/cell1/arm_controller/joint_trajectory", "arm_controller")
+
+
+@pytest.mark.parametrize("name", ["cell1//arm", "arm/", "cell1/2nd", "my-arm", ""])
+def test_a_controller_that_no_topic_can_be_called_by_is_refused(tmp_path, name, capsys):
+    path = file_of(tmp_path, simple())
+    assert main(["arm", "new", f"urdf={path}", f"out={tmp_path}/made", f"controller={name}"]) == 2
+    assert "controller" in capsys.readouterr().err
+
+
 def test_files_are_not_overwritten(tmp_path):
     path = file_of(tmp_path, simple())
     arm_new(urdf=path, out=tmp_path)
