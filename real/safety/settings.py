@@ -112,8 +112,8 @@ class Settings:
         found = [n for n, way, mine, theirs in ways if way * theirs < way * mine]
         if not _no_faster(other.joint_speed, self.joint_speed):
             found.append("joint_speed")
-        scene = other.workspace is not None or other.planes or other.keep_out  # whose distance says how far, with None
-        error = (0.0 if scene else MAX_TRACKING_ERROR) if other.tracking_error is None else other.tracking_error
+        # With None the distance to a scene bounds points of the arm, and lets a joint lag as far as without a scene.
+        error = MAX_TRACKING_ERROR if other.tracking_error is None else other.tracking_error
         if self.tracking_error is not None and error > self.tracking_error:
             found.append("tracking_error")
         if self.tracking_error is None and other.tracking_error is not None:

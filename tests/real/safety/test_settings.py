@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 
 from robopolicy.real.safety import SafetyError, load_profile
+from robopolicy.real.safety.body import Body
 from robopolicy.real.safety.settings import Plane, Settings, settings_of, slowed, tightened
+from robopolicy.real.safety.tracking import TrackingCheck
 from tests.real.safety.test_chain import Rig
 
 SEVEN = (0.5, 0.4, 0.3, 0.5, 0.5, 0.5, 0.2)
@@ -56,14 +58,28 @@ def test_a_faster_joint_is_a_looser_limit(old, new, looser):
     assert found == ["joint_speed"] * looser
 
 
-def test_no_tracking_error_of_its_own_is_looser_where_no_scene_says_how_far():
-    """`null` is 0.2 rad then; with a scene it is what `scene_distance` allows."""
+def test_no_tracking_error_of_its_own_is_looser_than_a_cell_s():
+    """`null` is 0.2 rad. With a scene the arm has to be near its path too, on which a joint may lag so far."""
     cell, table = {"tracking_error": 0.05}, Plane((0.0, 0.0, 1.0), 0.0)
     with pytest.raises(SafetyError, match=r"tracking_error: None is looser than 0\.05"):
         tightened(cell, {"tracking_error": None})
     assert Settings(**cell).loosened_by(Settings(tracking_error=None)) == ["tracking_error"]
-    assert Settings(**cell).loosened_by(Settings(tracking_error=None, planes=(table,))) == []
+    assert Settings(**cell).loosened_by(Settings(tracking_error=None, planes=(table,))) == ["tracking_error"]
+    assert Settings(**cell).loosened_by(Settings(tracking_error=0.001, planes=(table,))) == []
+    late = [_why_not(s, lag=0.1) for s in ({**cell, "stall": None}, {"planes": (table,), "tracking_error": None})]
+    assert late == ["tracking_error", ""], "the cell's limit would not hold any more"
     assert Settings().loosened_by(Settings(tracking_error=None)) == [], "the same 0.2 rad"
+
+
+def _why_not(settings, *, lag):
+    """Return the fault of an FR3 whose joints 1 are `lag` rad behind their command."""
+    profile = load_profile("fr3", **settings)
+    check, home = TrackingCheck(7), np.array(profile.data["home"])
+    check.use(profile, Body(profile), 0.004)
+    check.start(home, 0.0)
+    for step in np.linspace(0.0, lag, 11):
+        check.note((home + step * np.eye(7)[0])[None])
+    return check.fault(home, 0.04)
 
 
 def test_speeds_of_all_kinds_are_slowed():

@@ -232,6 +232,9 @@ def test_live_it_can_be_tightened_alone():
     with pytest.raises(SafetyError, match="tracking_error"):
         rig.chain.tighten(tracking_error=0.2)
     rig.chain.tighten(tracking_error=0.05)
+    with pytest.raises(SafetyError, match="tracking_error"):
+        rig.chain.tighten(**SCENE)  # a joint on its path could lag by 0.2 rad again
+    rig = Rig(settings={"tracking_error": 0.2})
     rig.chain.tighten(**SCENE)
     assert rig.chain.profile.settings.tracking_error is None
 
