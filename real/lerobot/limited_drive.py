@@ -85,7 +85,7 @@ class LimitedDrive:
         period: s between two targets.
 
     Attributes:
-        refused: number of targets that held a value that is not finite.
+        refused: number of targets that held a value that is no finite number.
 
     Raises:
         SafetyError: the settings do not go together.
@@ -162,15 +162,15 @@ class LimitedDrive:
     def want(self, action: Mapping[str, Any]) -> dict[str, float]:
         """Take a target in LeRobot's names and units, and return the action that the motors have at the period's end.
 
-        It waits for that, since an action that is recorded beside a reading is where the arm goes in the period after
-        it. What is left of the period is as long as the caller has needed until its next reading.
+        It waits for that: an action that is recorded beside a reading is where the arm goes in the period after it.
+        What is left of the period is as long as the caller has needed until its next reading.
 
         Raises:
-            SafetyError: another set of names, or the limits ended the motion.
+            SafetyError: no mapping, another set of names, or the limits ended the motion.
         """
         self._check()
         expected = [f"{m}.pos" for m in self.wiring.motors]
-        if unknown := sorted(set(action) - set(expected)):
+        if unknown := sorted(map(str, set(action if isinstance(action, Mapping) else [str(action)]) - set(expected))):
             raise SafetyError(f"action: {unknown[0]!r} is no motor of the wiring. {closest(unknown[0], expected)}")
         if missing := [k for k in expected if k not in action]:
             raise SafetyError(f"action: {missing} are missing: expected a target of every motor, {expected}")

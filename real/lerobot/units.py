@@ -51,10 +51,13 @@ class MotorUnits:
         """Return joint angles [n] rad and the opening [m] of an observation by LeRobot.
 
         Raises:
-            ValueError: a motor is missing, or its value is no finite number.
+            KeyError: a motor is missing. ValueError: its value is no finite number.
         """
-        q = self.scale * np.array([float(values[f"{m}.pos"]) for m in self.motors])
-        opening = 0.0 if self.gripper is None else float(values[f"{self.gripper}.pos"]) / 100 * self.opening
+        try:
+            q = self.scale * np.array([float(values[f"{m}.pos"]) for m in self.motors])
+            opening = 0.0 if self.gripper is None else float(values[f"{self.gripper}.pos"]) / 100 * self.opening
+        except TypeError as error:
+            raise ValueError(f"a position is no number ({error})") from error
         if not np.isfinite(q).all() or not math.isfinite(opening):
             raise ValueError("a position is not finite")
         return q, opening

@@ -241,8 +241,12 @@ def test_targets_of_other_motors_are_refused_by_name(robot):
         robot.send_action(pose(0.0) | {"shoulder_pam.pos": 1.0})
     with pytest.raises(SafetyError, match=r"\['gripper.pos'\] are missing"):
         robot.send_action({k: v for k, v in pose(0.0).items() if k != "gripper.pos"})
+    for none in (None, 3.0, ["shoulder_pan.pos"]):
+        with pytest.raises(SafetyError, match=r"action: .* is no motor of the wiring.*shoulder_pan\.pos"):
+            robot.drive.want(none)
     robot.send_action(pose(np.nan))
-    assert robot.drive.refused == 1
+    robot.send_action(pose(0.0) | {"gripper.pos": None})
+    assert robot.drive.refused == 2
 
 
 def test_a_silent_bus_ends_the_command(bench, robot):

@@ -55,6 +55,9 @@ def test_readings_that_are_no_numbers_are_refused(tmp_path):
     values = {f"{m}.pos": 0.0 for m in rig.wiring.motors}
     with pytest.raises(ValueError, match="finite"):
         units.state({**values, "wrist_flex.pos": math.nan})
+    for odd in (None, [1.0, 2.0], "far"):
+        with pytest.raises(ValueError):
+            units.state({**values, "wrist_flex.pos": odd})
     with pytest.raises(KeyError):
         units.state({k: v for k, v in values.items() if k != "wrist_flex.pos"})
 
