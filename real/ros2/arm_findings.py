@@ -24,6 +24,7 @@ from robopolicy.real.safety.array_ops import Array
 
 SLOW, FAST = 0.8, 1.5  # of the wiring's rate; two publishers of one rate, or a bag beside the driver, make 2
 SHORTEST = 0.4  # s in which a gripper's messages are counted
+LONG = 2.0  # s of the arm's states in which a gripper with too few messages for that is slow
 COARSE = 0.02  # rad: a joint whose position moves in larger steps is not followed
 MOST = 256  # joints of others that are told apart
 SLOWEST = 99.0  # percentile of latencies
@@ -105,10 +106,16 @@ def findings(heard: Heard, wiring: Wiring) -> Iterator[Check]:
 
 
 def _gripper(heard: Heard, wiring: Wiring) -> Check:
-    """Judge whether the gripper speaks, and where it does so apart, whether too often."""
+    """Judge whether the gripper speaks, and where it does so apart, how often."""
     said, topic = f"{heard.fingers} messages of {list(wiring.gripper)}", wiring.topics[GRIPPER]
     said += f", now {1000 * heard.opening:.0f} mm open: compare with the jaws" if heard.fingers else ""
     rate = None if topic is None else heard.publishers.rate(GRIPPER, SHORTEST)
+    lasted = heard.states[-1][0] - heard.states[0][0]
+    if rate is None and lasted >= LONG:
+        rate = heard.fingers / lasted
+    if topic is not None and heard.fingers and rate is not None and rate < SLOW * topic.rate_hz:
+        fix = f"set topics.{GRIPPER}.rate_hz: {rate:.3g}, and watchdogs.{GRIPPER}.hold to two messages or more"
+        return Check("gripper", False, f"{said}, {rate:.1f} Hz of {topic.rate_hz:g}", fix)
     if topic is None or rate is None or rate <= FAST * topic.rate_hz:
         fix = "compare `gripper` and topics.gripper_states of the wiring with its driver"
         return Check("gripper", heard.fingers > 0, said, fix)

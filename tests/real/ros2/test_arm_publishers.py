@@ -172,11 +172,19 @@ def test_too_many_messages_of_one_publisher_are_said_with_the_bound():
         found = Cell(UR).node("relay", "/joint_states", UR.joints, rate).checks()
         assert ("rate" in found) == fails, found
     assert "Hz of 500, expected 750 at most" in found["rate"]
-    for rate, fails in ((15, False), (30, True)):
+    for rate, fails in ((15, False), (13, False), (30, True)):
         cell = Cell(FR3).node("driver", "/franka/joint_states", FR3.joints, 1000)
         found = cell.node("hand", "/franka_gripper/joint_states", FR3.gripper, rate).checks()
         assert ("gripper" in found) == fails, found
     assert "Hz of 15, expected 22.5 at most" in found["gripper"]
+
+
+@pytest.mark.parametrize(("rate", "said"), [(5, "5.0 Hz of 15"), (1, "1.0 Hz of 15"), (0.4, "0.5 Hz of 15")])
+def test_a_gripper_that_speaks_too_rarely_is_named(rate, said):
+    """Its watchdog would hold the arm between two of its messages."""
+    cell = Cell(FR3, 2.1).node("driver", "/franka/joint_states", FR3.joints, 1000)
+    found = cell.node("hand", "/franka_gripper/joint_states", FR3.gripper, rate).checks()
+    assert set(found) == {"gripper"} and said in found["gripper"]
 
 
 def test_a_few_messages_of_a_gripper_make_no_rate():
