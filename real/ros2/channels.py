@@ -50,7 +50,7 @@ class Topic:
     name: Annotated[str, pydantic.Field(min_length=1)]
     rate_hz: pydantic.PositiveFloat
     reliability: Literal["reliable", "best_effort"] = "reliable"
-    depth: pydantic.PositiveInt = 1
+    depth: Annotated[int, pydantic.Field(ge=1, le=10_000)] = 1
     durability: Literal["volatile", "transient_local"] = "volatile"
 
     def every(self, tick_s: float) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from copy import deepcopy
 from pathlib import Path
 
 import numpy as np
@@ -12,9 +13,11 @@ import yaml
 from robopolicy import sim
 from robopolicy.core.errors import RobopolicyError
 from robopolicy.real.ros2.simulated_wiring import check_lockstep, simulated_problems
-from robopolicy.real.ros2.wiring import CAMERAS, FOLDER, WiringError, load_wiring
+from robopolicy.real.ros2.wiring import CAMERAS, FOLDER, WiringError, load_wiring, parse
 from robopolicy.real.safety import load_profile
 from robopolicy.real.safety.profile import FOLDER as PROFILES
+
+PANDA = yaml.safe_load((FOLDER / "mujoco_panda.yaml").read_text())
 
 
 def wiring(folder: Path, base: str = "mujoco_panda", **changes: object) -> str:
@@ -169,3 +172,38 @@ def test_simulated_time_is_for_simulated_arms():
     check_lockstep(load_wiring("mujoco_ur5e"))
     with pytest.raises(WiringError, match=r"lockstep=true: expected the wiring of a simulated arm, .*joint_commands"):
         check_lockstep(load_wiring("ur5e"))
+
+
+@pytest.mark.parametrize(
+    "name", ["joint states", "/cell1//states", "states/", "/1st", "a-b", "~", "/états", "{node}/x", ""]
+)
+@pytest.mark.parametrize("role", ["joint_states", "trajectory", "gripper"])
+def test_a_name_that_ros_does_not_take_is_refused_by_key(role, name):
+    topics = deepcopy(PANDA["topics"])
+    topics[role]["name"] = name
+    with pytest.raises(WiringError, match=rf"topics\.{role}"):
+        parse({**PANDA, "topics": topics})
+    with pytest.raises(WiringError, match=r"cameras\.observation\.images\.front"):
+        parse({**PANDA, "cameras": {"observation.images.front": {"name": name, "rate_hz": 30}}})
+
+
+@pytest.mark.parametrize("name", ["states", "/states", "~/states", "/cell_1/_hidden/states2"])
+def test_names_that_ros_takes_pass(name):
+    topics = deepcopy(PANDA["topics"])
+    topics["joint_states"]["name"] = name
+    assert parse({**PANDA, "topics": topics}).topic("joint_states").name == name
+
+
+@pytest.mark.parametrize("depth", [0, 10_001, 2**70, True, 1.0])
+def test_a_queue_that_no_middleware_has_is_refused_by_key(depth):
+    topics = deepcopy(PANDA["topics"])
+    topics["joint_states"]["depth"] = depth
+    with pytest.raises(WiringError, match=r"topics\.joint_states\.depth"):
+        parse({**PANDA, "topics": topics})
+
+
+@pytest.mark.parametrize("info", ["", "lens info", "/a/"])
+def test_the_topic_of_a_lens_is_one_that_ros_takes(info):
+    camera = {"name": "depth", "rate_hz": 30, "frame_id": "d", "calibration": "panda_front", "camera_info": info}
+    with pytest.raises(WiringError, match="camera_info"):
+        parse({**PANDA, "depth_cameras": {"observation.points.front": camera}})
