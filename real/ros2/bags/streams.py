@@ -43,6 +43,8 @@ class Streams:
         self._profile = wiring.profile()
         self.fingers: Stream | None = None  # of the gripper's own messages, where there are any
         self.states = self._states()
+        assert self.states.stamped is not None
+        self._ahead = float(np.min(self.states.arrived - self.states.stamped))  # of the arm's clock, by the fastest
         self.commands = self._commands() if commanded else None
         self.feature_names: list[str] = []
         self.features = self._features()
@@ -197,7 +199,7 @@ class Streams:
             )
         name = self._need("trajectory", JointTrajectory)
         items = [i for i in self.bag.items([name]) if len(self._plan(i)[1])]
-        self._plans = [i.data for i in items]
+        self._plans = items
         arrived = np.array([i.arrived for i in items])
         return Stream(arrived, None, np.arange(len(items), dtype=np.float64))
 
@@ -206,7 +208,7 @@ class Streams:
         order = JointOrder(self.wiring.joints)
 
         def read(m: JointTrajectory) -> tuple[Array, Array]:
-            start = messages.to_ns(m.header.stamp)
+            start = messages.to_ns(m.header.stamp) or round(1e9 * (item.arrived - self._ahead))  # 0: from receipt on
             times = [1e-9 * (start + messages.to_ns(p.time_from_start)) for p in m.points]
             return np.array(times), np.array([order.arrange(list(m.joint_names), p.positions) for p in m.points])
 
@@ -217,12 +219,10 @@ class Streams:
         index = newest(self.commands, at)
         if self.wiring.topics["joint_commands"] is not None:
             return self.commands.values[index]
-        assert self.states.stamped is not None
-        ahead = float(np.min(self.states.arrived - self.states.stamped))  # of the arm's clock, by the fastest state
         out = np.empty((len(at), len(self.wiring.joints)))
         for row, (number, t) in enumerate(zip(index, at, strict=True)):
-            times, points = self._plan(Item("trajectory", 0.0, self._plans[number]))
-            out[row] = [np.interp(t - ahead, times, column) for column in points.T]
+            times, points = self._plan(self._plans[number])
+            out[row] = [np.interp(t - self._ahead, times, column) for column in points.T]
         return out
 
     def _features(self) -> Stream | None:

@@ -163,13 +163,17 @@ def test_guided_by_hand_the_action_is_where_the_arm_was_a_step_later(bag, drive)
     assert set(found.action[:, 7]) == {0.06}, "measured, the gripper too"
 
 
-def test_what_was_told_is_read_of_trajectories_too(drive, tmp_path):
-    """A point that is due, in the arm's time, of the newest trajectory that had arrived; between points a line."""
+@pytest.mark.parametrize("stamped", [True, False])
+def test_what_was_told_is_read_of_trajectories_too(drive, tmp_path, stamped):
+    """A point that is due, in the arm's time, of the newest trajectory that had arrived; between points a line.
+
+    One without a stamp begins when it comes, as ROS has it.
+    """
     wiring = parse(changed(topics__joint_commands=None))
     found = [m for m in drive if m[0] != "joint_commands"]
     for k in range(750):
         ahead = np.array([joints(k / 250 + 0.004 * i) + 0.01 for i in range(30)])
-        sent = messages.trajectory(WIRING.joints, BOOT + k * 4_000_000, ahead, 4_000_000)
+        sent = messages.trajectory(WIRING.joints, (BOOT + k * 4_000_000) * stamped, ahead, 4_000_000)
         found.append(("trajectory", START + k * 4_000_000 + WAY, sent))
     bag = write(tmp_path / "bag", sorted(found, key=lambda m: m[1]))
     frames = frames_of(streams(bag, wiring), wiring, DT)
