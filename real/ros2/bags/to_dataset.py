@@ -77,7 +77,7 @@ def convert_bags(
     ) as writer, tracker.progress(len(bags), "converted bags") as bar:  # fmt: skip
         for number, (bag, task) in enumerate(zip(bags, tasks, strict=True)):
             bar.update(number)
-            path, success = bag.path, o.success or bag.about.get(SUCCESS_KEY) == "true"
+            path, success = bag.path, o.success or bag.about.get(SUCCESS_KEY, "").lower() == "true"
             if only_success and not success:
                 left_out[path.name] = "did not succeed"
                 continue
@@ -127,10 +127,25 @@ def _tasks_of(bags: list[Bag], options: BagOptions) -> list[str]:
 def _rate_of(bags: list[Bag], options: BagOptions) -> float:
     if options.rate_hz is not None:
         return options.rate_hz
-    rates = {bag.path.name: float(bag.about.get(RATE_KEY, RATE)) for bag in bags}
+    rates = {bag.path.name: _rate_in(bag) for bag in bags}
     if len(set(rates.values())) > 1:
         raise DataError(f"bag.rate_hz: the bags were made of datasets of different rates, {rates}; give one of them")
     return next(iter(rates.values()))
+
+
+def _rate_in(bag: Bag) -> float:
+    """Return the frames a second of the dataset that a bag was made of, RATE where it was made of none."""
+    said = bag.about.get(RATE_KEY, repr(RATE))
+    try:
+        rate = float(said)
+    except ValueError:
+        rate = math.nan
+    if not 0.0 < rate < math.inf:
+        raise DataError(
+            f"{bag.path}/metadata.yaml: custom_data.{RATE_KEY}: expected frames a second, found {said[:40]!r}. Correct "
+            "it, or give bag.rate_hz"
+        )
+    return rate
 
 
 def action_of(wiring: Wiring) -> ActionSpec:

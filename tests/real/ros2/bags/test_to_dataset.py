@@ -346,6 +346,29 @@ def test_a_bag_of_another_kind_is_refused(tmp_path, change, options, what):
     assert not (tmp_path / "d").exists()
 
 
+def about(folder, **custom):
+    """Let the metadata of a bag hold `robopolicy.<key>`."""
+    file = folder / "metadata.yaml"
+    found = yaml.safe_load(file.read_text())
+    found["rosbag2_bagfile_information"]["custom_data"] = {f"robopolicy.{key}": v for key, v in custom.items()}
+    file.write_text(yaml.safe_dump(found))
+
+
+@pytest.mark.parametrize("rate", ["fast", "0", -20, "nan", ".inf", None])
+def test_a_rate_in_a_bag_that_is_none_is_named(tmp_path, rate):
+    about(write(tmp_path / "bag", recorded(1.0, camera=False)), rate_hz=rate)
+    with pytest.raises(DataError, match=r"metadata\.yaml: custom_data\.robopolicy\.rate_hz.*bag\.rate_hz"):
+        convert(recording=tmp_path / "bag", out=tmp_path / "d", bag=BagOptions(**OPTIONS))
+
+
+@pytest.mark.parametrize(("said", "success"), [("true", True), (True, True), ("false", False), (False, False)])
+def test_a_success_in_a_bag_counts_with_and_without_quotes(tmp_path, said, success):
+    """YAML that another tool wrote may hold a boolean."""
+    about(write(tmp_path / "bag", recorded(1.5, camera=False)), success=said)
+    convert(recording=tmp_path / "bag", out=tmp_path / "d", bag=BagOptions(**OPTIONS))
+    assert bool(load_episodes(tmp_path / "d").success.any()) == success
+
+
 def test_damage_is_named(tmp_path):
     folder = write(tmp_path / "bag", recorded(1.0, camera=False))
     file = folder / "bag_0.mcap"
