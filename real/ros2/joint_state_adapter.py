@@ -39,7 +39,8 @@ class JointStateObserver(Arrivals):
         spec: the policy's. cameras: features whose pictures it sees.
 
     Raises:
-        SpecError: the state's elements have no names, or the policy does more than one task.
+        SpecError: the state's elements have no names, the policy does more than one task, or has a gripper that the
+            wiring lacks.
     """
 
     def __init__(self, spec: PolicySpec, wiring: Wiring, cameras: tuple[str, ...] = ()) -> None:
@@ -50,6 +51,12 @@ class JointStateObserver(Arrivals):
             raise SpecError(
                 f"{STATE}: its elements have no names, expected names of joints. Name them in the "
                 "dataset's meta/info.json (features.observation.state.names) and train again."
+            )
+        grips = spec.action.gripper is not None or f"{GRIPPER}.pos" in elements
+        if grips and not (wiring.gripper or wiring.opening):
+            raise SpecError(
+                f"{GRIPPER}.pos: the policy sees or commands a gripper, and the wiring has none: `gripper` names no "
+                "joint. Name its joints there, and give topics.gripper"
             )
         joints, n = joints_of(wiring), len(wiring.joints)
         source = {f"{k}.pos": i for k, i in joints.items()} | {f"{k}.vel": n + i for k, i in joints.items()}

@@ -56,6 +56,22 @@ class Follow(Policy):
         return action[:, None].expand(1, SPEC.horizon, -1).clone()
 
 
+def test_a_policy_with_a_gripper_is_refused_by_a_wiring_without():
+    """It would see 0 m for ever, and what it commands would go nowhere."""
+    bare = replace(WIRING, gripper={}, topics=WIRING.topics | {"gripper": None})
+    armed = replace(ACTION, names=ACTION.names[1:], units=ACTION.units[1:], low=ACTION.low[1:], high=ACTION.high[1:],
+                    gripper=None, gripper_meaning="")  # fmt: skip
+    sees, state = SPEC.observation, Feature((7,), names=ELEMENTS[:7])
+    for spec in (
+        replace(SPEC, observation={**sees, STATE: state}),
+        replace(SPEC, action=armed),
+    ):
+        with pytest.raises(SpecError, match=r"gripper\.pos: .*topics\.gripper"):
+            JointStateObserver(spec, bare, (IMAGE,))
+        JointStateObserver(spec, replace(bare, opening=0.05), (IMAGE,))  # LeRobot's
+    JointStateObserver(replace(SPEC, observation={**sees, STATE: state}, action=armed), bare, (IMAGE,))
+
+
 def test_what_it_sees_is_found_by_name():
     observer = JointStateObserver(SPEC, WIRING, (IMAGE,))
     assert observer.names == ("ball_x",)
