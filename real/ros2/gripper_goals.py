@@ -1,4 +1,4 @@
-"""Openings as goals of control_msgs/GripperCommand, for grippers that take no stream (Franka's hand, Robotiq's)."""
+"""Openings as goals of control_msgs/GripperCommand, for grippers that take no stream (Franka's hand)."""
 
 from __future__ import annotations
 
