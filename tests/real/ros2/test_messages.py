@@ -64,7 +64,7 @@ def changed(**changes):
         ({"gripper__panda_joint1": 1.0}, "are joints of the arm"),
         ({"topics__enable": None}, "topics.enable: .* object, found None"),
         ({"topics__enable__reliability": "sometimes"}, "enable.reliability: .*'best_effort', found 'sometimes'"),
-        ({"topics__enable__depth": 0}, "enable.depth: .* greater than 0, found 0"),
+        ({"topics__enable__depth": 0}, "enable.depth: .* greater than or equal to 1, found 0"),
         ({"topics__enable__durability": "forever"}, "enable.durability: .*'volatile' or 'transient_local'"),
         ({"topics__camera": {"name": "x"}}, "topics.camera: unknown key"),
         (
