@@ -25,8 +25,8 @@ class OffPolicyState(LoopState):
 
     advice = (
         "more to learn from before the policy may change (loop.warmup_steps, loop.critic_only_updates), smaller steps "
-        "(algo.actor_lr), a residual that is let out later (algo.penalty, algo.penalty_steps), a chain that stays nearer "
-        "to its base (algo.anchor_final of ogpo), or demonstrations (dataset=)"
+        "(algo.actor_lr), a residual that is let out later (algo.penalty, algo.penalty_steps), a chain that stays "
+        "nearer to its base (algo.anchor_final of ogpo), or demonstrations (dataset=)"
     )
     algo: OffPolicy
     collector: OffPolicyCollector
