@@ -47,11 +47,12 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--no-record", action="store_true", help="print the rows, write nothing into --results")
     options = parser.parse_args(arguments)
     experiment = EXPERIMENTS[options.id]
-    if not options.no_record and (other := sorted(set(options.seeds or ()) - set(experiment.seeds))):
-        parser.error(f"--seeds {other}: {options.id} is recorded over {list(experiment.seeds)}. Add --no-record.")
     only = set(options.only)
     chosen = [(s, name) for s in experiment.settings for name in s.refine
               if not only or {name, s.prefix + name, s.base.task, s.base.label} & only]  # fmt: skip
+    recorded = {*experiment.seeds, *(seed for s, _ in chosen for seed in s.seeds)}
+    if not options.no_record and (other := sorted(set(options.seeds or ()) - recorded)):
+        parser.error(f"--seeds {other}: {options.id} is recorded over {sorted(recorded)}. Add --no-record.")
     work = [(s, name, seed) for s, name in chosen for seed in options.seeds or s.seeds or experiment.seeds
             if options.no_record or seed in (s.seeds or experiment.seeds)]  # fmt: skip
     if not work:

@@ -82,6 +82,13 @@ def test_a_command_that_leaves_nothing_to_run_is_refused(more, capsys):
     assert "no setting of suites_dppo is left to run" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(("only", "known"), [("pick-flow/refined", [0, 1, 2, 3, 4]), ("stack", [0, 1, 2])])
+def test_a_seed_that_is_not_recorded_is_refused(only, known, capsys):
+    with pytest.raises(SystemExit):
+        experiments.main(["ogpo_native", "--only", only, "--seeds", "9"])
+    assert f"--seeds [9]: ogpo_native is recorded over {known}" in capsys.readouterr().err
+
+
 def test_a_row_names_the_commits_that_made_it_not_the_one_that_wrote_it():
     row = record("suite", BOTH, JOBS[:1], [found(20, "abc")], [])[1]
     assert row.commit == "abc"
