@@ -31,7 +31,7 @@ def put_in_force(node: Node, chain: SafetyChain, cell: Mapping[str, Any], *, dry
         SafetyError: a value that no setting can have, one that is looser than the cell's, or no such parameter.
     """
     for name in (n.removeprefix(PREFIX) for n in node._parameter_overrides if n.startswith(PREFIX)):
-        if name not in LIVE:  # ROS drops what is given of a parameter that is never declared
+        if name not in LIVE:  # rclpy ignores a value for a parameter that the node does not declare
             raise SafetyError(
                 f"{PREFIX}{name}: given when the node was started, and no parameter. {closest(name, LIVE)} Others of "
                 "`safety` go into the wiring or --options"

@@ -112,7 +112,7 @@ class Settings:
         found = [n for n, way, mine, theirs in ways if way * theirs < way * mine]
         if not _no_faster(other.joint_speed, self.joint_speed):
             found.append("joint_speed")
-        # With None the distance to a scene bounds points of the arm, and lets a joint lag as far as without a scene.
+        # A scene limits the distance of the arm from its path, not the error of a joint: None allows the same error.
         error = MAX_TRACKING_ERROR if other.tracking_error is None else other.tracking_error
         if self.tracking_error is not None and error > self.tracking_error:
             found.append("tracking_error")

@@ -24,11 +24,11 @@ QUICK = (
 
 
 def test_nothing_runs_nothing_changes_outside_and_every_error_is_ours() -> None:
-    command = [sys.executable, "scripts/hostile_checkpoints.py", "--count", "150", "--jobs", "0", "--kinds", *QUICK]
+    command = [sys.executable, "scripts/hostile_checkpoints.py", "--count", "300", "--jobs", "0", "--kinds", *QUICK]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     found = {row["metric"]: row["value"] for row in map(json.loads, done.stdout.splitlines()[-4:])}
-    assert found == {"cases": 150, "processes_started": 0, "files_outside": 0, "foreign_exceptions": 0}
+    assert found == {"cases": 300, "processes_started": 0, "files_outside": 0, "foreign_exceptions": 0}
 
 
 HARMFUL = """

@@ -141,7 +141,7 @@ def success_windows(world: World, episodes: Episodes) -> Tensor:
 def uncertainties(world: World, episodes: Episodes) -> tuple[Tensor, Tensor]:
     """Return uncertainty [F] and error [F] of the likeliest step, in deviations of the state (NaN at last frames).
 
-    Numbers that are the same in all frames count in their own unit.
+    An element of the state that is constant over all frames keeps its own unit.
     """
     state, dynamics = episodes.obs[STATE], world.dynamics
     uncertainty, after = [], []
