@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -14,6 +15,7 @@ from robopolicy.core.errors import closest
 from robopolicy.core.untrusted import read_yaml
 from robopolicy.real.safety import SafetyError
 
+_NAME = re.compile(r"(~/|/)?[A-Za-z_]\w*(/[A-Za-z_]\w*)*", re.ASCII)  # of a topic
 LONGEST_TIMEOUT = 0.2  # s; an arm that goes on for longer without a command is not supervised
 
 STRICT = pydantic.ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
@@ -39,6 +41,16 @@ def read_preset(name: str, folder: Path, kind: str) -> tuple[Any, Path]:
     return read_yaml(path, error=WiringError), path
 
 
+def _topic_name(name: str) -> str:
+    """Refuse a name that ROS refuses, before there is a node."""
+    if not _NAME.fullmatch(name):
+        raise ValueError("expected words of letters, digits and _ between /, as /cell1/joint_states")
+    return name
+
+
+TopicName = Annotated[str, pydantic.AfterValidator(_topic_name)]
+
+
 @dataclass(frozen=True, config=STRICT)
 class Topic:
     """A topic and the quality of service that is asked for.
@@ -47,7 +59,7 @@ class Topic:
         durability: `transient_local` where late subscribers shall receive the last message.
     """
 
-    name: Annotated[str, pydantic.Field(min_length=1)]
+    name: TopicName
     rate_hz: pydantic.PositiveFloat
     reliability: Literal["reliable", "best_effort"] = "reliable"
     depth: Annotated[int, pydantic.Field(ge=1, le=10_000)] = 1

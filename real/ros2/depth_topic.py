@@ -9,7 +9,7 @@ from typing import Annotated
 import pydantic
 from pydantic.dataclasses import dataclass
 
-from robopolicy.real.ros2.channels import STRICT, Topic
+from robopolicy.real.ros2.channels import STRICT, Topic, TopicName
 from robopolicy.utils.point_clouds import PointCloud
 
 
@@ -46,7 +46,7 @@ class DepthTopic(DepthCloud, Topic):
     """
 
     frame_id: Annotated[str, pydantic.Field(min_length=1)] = dataclasses.field(kw_only=True)
-    camera_info: str | None = dataclasses.field(kw_only=True, default=None)
+    camera_info: TopicName | None = dataclasses.field(kw_only=True, default=None)
     rectified: bool = dataclasses.field(kw_only=True, default=False)
 
     @property

@@ -22,24 +22,11 @@ from robopolicy.real.ros2.depth_topic import DepthTopic
 from robopolicy.real.safety.decision import Patience
 
 LONGEST_LEAD = 25  # ticks
-_NAME = re.compile(r"(~/|/)?[A-Za-z_]\w*(/[A-Za-z_]\w*)*", re.ASCII)  # as ROS takes one
 # s of silence in which an arm may go on
 LONGEST_BLIND = {"state": 2.0, "features": 10.0, "images": 10.0, "enable": 30.0, "gripper_states": 10.0}
 Short = Annotated[float, pydantic.Field(ge=0.0, le=0.1)]
 ImageKey = Annotated[str, pydantic.Field(pattern=f"^{re.escape(IMAGES)}.")]
 PointsKey = Annotated[str, pydantic.Field(pattern=f"^{re.escape(POINTS)}.")]
-
-
-def _named[T: Topic](topic: T) -> T:
-    """Refuse names that ROS does not take: it would do so only when the node is there."""
-    for key, name in (("name", topic.name), ("camera_info", getattr(topic, "camera_info", None))):
-        if name is not None and not _NAME.fullmatch(name):
-            raise ValueError(f"{key}: expected words of letters, digits and _ between /, as /cell1/joint_states")
-    return topic
-
-
-_Named = pydantic.AfterValidator(_named)
-Named = Annotated[Topic, _Named]
 
 
 class FrameNames(TypedDict):
@@ -48,17 +35,17 @@ class FrameNames(TypedDict):
 
 
 class _Topics(TypedDict):
-    joint_states: Named
-    gripper_states: NotRequired[Named | None]
-    joint_commands: Named | None
-    robot_description: Named | None
-    features: Named | None
-    enable: Named
-    keys: Named | None
-    trajectory: Annotated[OutputTopic, _Named]
-    gripper: Annotated[GripperTopic, _Named] | None
-    intervention: Named | None
-    diagnostics: Named
+    joint_states: Topic
+    gripper_states: NotRequired[Topic | None]
+    joint_commands: Topic | None
+    robot_description: Topic | None
+    features: Topic | None
+    enable: Topic
+    keys: Topic | None
+    trajectory: OutputTopic
+    gripper: GripperTopic | None
+    intervention: Topic | None
+    diagnostics: Topic
 
 
 @pydantic.dataclasses.dataclass(frozen=True, config=STRICT)
@@ -100,8 +87,8 @@ class WiringFile(TypedDict):
     gripper: dict[str, float]
     frames: FrameNames
     topics: _Topics
-    cameras: dict[ImageKey, Annotated[CameraTopic, _Named]]
-    depth_cameras: NotRequired[dict[PointsKey, Annotated[DepthTopic, _Named]]]
+    cameras: dict[ImageKey, CameraTopic]
+    depth_cameras: NotRequired[dict[PointsKey, DepthTopic]]
     changed: NotRequired[datetime.date | None]
     watchdogs: _Watchdogs
     plan_ahead_s: Short
