@@ -82,7 +82,11 @@ def joined(*, cuda: bool, timeout: float) -> Iterator[None]:
 
 
 def tell_failure(error: BaseException) -> None:
-    """Tell the other ranks that this one failed before it joined them: they would wait for it."""
+    """Tell the other ranks that this one failed before it joined them: they would wait for it.
+
+    It tells none where no store listens yet. torchrun's listens before any rank starts; started by hand, ranks wait for
+    `rank_timeout` seconds where this one fails before rank 0 listens.
+    """
     global _came
     if expected() == 1 or _came or not store_answers(_ANSWER_S):
         return

@@ -161,14 +161,26 @@ def test_the_others_hear_of_a_rank_that_fails_before_it_joins(tmp_path: Path) ->
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     env = {**os.environ, "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    started = [
-        subprocess.Popen([sys.executable, "-c", _FAILS], cwd=tmp_path, env={**env, "RANK": rank, "LOCAL_RANK": rank},
-                         stderr=subprocess.PIPE, text=True)
-        for rank in ("0", "1")
-    ]  # fmt: skip
-    waits, fails = (process.communicate(timeout=100)[1] for process in started)
+
+    def start(rank: str) -> subprocess.Popen[str]:
+        own = {**env, "RANK": rank, "LOCAL_RANK": rank}
+        command = [sys.executable, "-c", _FAILS]
+        return subprocess.Popen(command, cwd=tmp_path, env=own, stderr=subprocess.PIPE, text=True)
+
+    waits = start("0")
+    limit = time.monotonic() + 60
+    while not _listens(port):  # torchrun's store does before it starts a rank
+        assert waits.poll() is None and time.monotonic() < limit
+        time.sleep(0.1)
+    fails = start("1").communicate(timeout=100)[1]
     assert "nowhere" in fails, fails
-    assert re.search(r"RankError: rank 0 of 2 cannot go on: rank 1 ended by \w+: .*nowhere", waits), waits
+    said = waits.communicate(timeout=100)[1]
+    assert re.search(r"RankError: rank 0 of 2 cannot go on: rank 1 ended by \w+: .*nowhere", said), said
+
+
+def _listens(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
 def test_where_no_store_listens_a_failure_is_told_to_none_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
