@@ -60,7 +60,7 @@ class Topic:
     """
 
     name: TopicName
-    rate_hz: pydantic.PositiveFloat
+    rate_hz: Annotated[float, pydantic.Field(ge=0.01, le=10_000)]
     reliability: Literal["reliable", "best_effort"] = "reliable"
     depth: Annotated[int, pydantic.Field(ge=1, le=10_000)] = 1
     durability: Literal["volatile", "transient_local"] = "volatile"

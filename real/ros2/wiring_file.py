@@ -24,6 +24,7 @@ from robopolicy.real.safety.decision import Patience
 LONGEST_LEAD = 25  # ticks
 # s of silence in which an arm may go on
 LONGEST_BLIND = {"state": 2.0, "features": 10.0, "images": 10.0, "enable": 30.0, "gripper_states": 10.0}
+LARGEST_FACTOR = 100.0  # m of a gripper's opening for each unit of its driver
 Short = Annotated[float, pydantic.Field(ge=0.0, le=0.1)]
 ImageKey = Annotated[str, pydantic.Field(pattern=f"^{re.escape(IMAGES)}.")]
 PointsKey = Annotated[str, pydantic.Field(pattern=f"^{re.escape(POINTS)}.")]
@@ -56,15 +57,27 @@ class PatienceFile(Patience):
 
 
 def _stops(patience: PatienceFile, info: pydantic.ValidationInfo) -> PatienceFile:
-    """Refuse a watchdog that lets the arm go on for too long."""
+    """Refuse a watchdog that lets the arm go on for too long, or that would never slow it."""
     most, first = LONGEST_BLIND[str(info.field_name)], min(patience.hold, patience.fault)
     if first > most:
         found = "none" if first == math.inf else f"{first:g} s. Is it in ms?"
         raise ValueError(f"expected hold or fault after at most {most:g} s of silence, found {found}")
+    if first <= patience.slow < math.inf:
+        raise ValueError(f"slow: expected less than {first:g} s, from which the arm stops, found {patience.slow:g} s")
     return patience
 
 
 Watched = Annotated[PatienceFile, pydantic.AfterValidator(_stops)]
+
+
+def _counts(factor: float) -> float:
+    """Refuse a joint of the gripper that would not count, or counts in other units."""
+    if not 0.0 < abs(factor) <= LARGEST_FACTOR:
+        raise ValueError(f"expected m of opening for each unit of the driver, not 0 and at most {LARGEST_FACTOR:g}")
+    return factor
+
+
+Factor = Annotated[float, pydantic.AfterValidator(_counts)]
 
 
 class _Watchdogs(TypedDict):
@@ -84,7 +97,7 @@ class WiringFile(TypedDict):
     tick_s: Annotated[float, pydantic.Field(ge=0.001, le=0.02)]
     lead_ticks: Annotated[int, pydantic.Field(ge=1, le=LONGEST_LEAD)]
     joints: dict[str, str]
-    gripper: dict[str, float]
+    gripper: dict[str, Factor]
     frames: FrameNames
     topics: _Topics
     cameras: dict[ImageKey, CameraTopic]

@@ -207,3 +207,25 @@ def test_the_topic_of_a_lens_is_one_that_ros_takes(info):
     camera = {"name": "depth", "rate_hz": 30, "frame_id": "d", "calibration": "panda_front", "camera_info": info}
     with pytest.raises(WiringError, match="camera_info"):
         parse({**PANDA, "depth_cameras": {"observation.points.front": camera}})
+
+
+@pytest.mark.parametrize("rate", [1e308, 1e-300, 0.0])
+def test_a_rate_that_no_topic_has_is_refused(rate):
+    topics = deepcopy(PANDA["topics"])
+    topics["diagnostics"]["rate_hz"] = rate
+    with pytest.raises(WiringError, match=r"topics\.diagnostics\.rate_hz"):
+        parse({**PANDA, "topics": topics})
+
+
+@pytest.mark.parametrize("factor", [0.0, 1000.0])
+def test_a_gripper_joint_that_does_not_count_or_is_in_mm_is_refused(factor):
+    first = next(iter(PANDA["gripper"]))
+    with pytest.raises(WiringError, match=rf"gripper\.{first}.*expected m of opening"):
+        parse({**PANDA, "gripper": PANDA["gripper"] | {first: factor}})
+
+
+@pytest.mark.parametrize("slow", [0.1, 0.2])
+def test_a_watchdog_slows_the_arm_before_it_stops_it(slow):
+    dogs = PANDA["watchdogs"] | {"features": {"slow": slow, "hold": 0.1, "fault": 1.0}}
+    with pytest.raises(WiringError, match=r"watchdogs\.features: .*slow: expected less than 0\.1 s"):
+        parse({**PANDA, "watchdogs": dogs})
