@@ -1,7 +1,8 @@
-"""Read elements of a state by name, and differences of the places that it names: `object-hand`."""
+"""Read elements of a state by name, differences of its places (`object-hand`), and both magnified (`object/0.01`)."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
 
@@ -18,36 +19,44 @@ _CLIP = 10.0  # deviations, as of a Normalizer
 
 
 class StateReading(nn.Module):
-    """What a network reads of a state: elements, then differences of places, in network units.
+    """What a network reads of a state: elements, differences of places, then what is magnified, in network units.
 
     A difference `a-b` is the vector from place b to place a: of the elements `a_x` and `b_x`, and so on for the axes
     that both have. It has statistics of its own, since a step of 1 cm would vanish beside places that are 30 cm apart.
 
+    `name/0.005` is an element, a pattern or a difference, divided by 0.005 of its units and clipped to [−1, 1]. So the
+    last 5 mm before a hole fill the whole range.
+
     Args:
-        feature: of the state, shape [Ds]. names: elements, patterns of them, or differences; None: all elements.
-        where: the key to blame.
+        feature: of the state, shape [Ds]. names: elements, patterns of them, or differences, magnified or not; None:
+            all elements. where: the key to blame.
 
     Raises:
-        SpecError: a name is neither an element, a pattern that matches one, nor a difference of two places.
+        SpecError: a name is neither an element, a pattern that matches one, nor a difference of two places; what
+            follows a slash is no positive number.
     """
 
     columns: Tensor  # int64, elements that are read
     ends: Tensor  # int64 [2 Dd]: columns of a and of b
     affine: Affine | None  # of the differences; None where there are none
+    lens: Tensor  # [Ds Dm] makes what is magnified of a state in physical units
 
     def __init__(self, feature: Feature, names: Sequence[str] | None, *, where: str) -> None:
         super().__init__()
         pairs: dict[tuple[int, int], None] = {}
-        plain = None if names is None else [name for name in names if not _add_difference(feature, name, pairs, where)]
+        near = [] if names is None else [name for name in names if _is_magnified(feature, name)]
+        rest = None if names is None else [name for name in names if name not in near]
+        plain = None if rest is None else [name for name in rest if not _add_difference(feature, name, pairs, where)]
         columns = state_columns(feature, plain, where=where)
         self.register_buffer("columns", torch.tensor(columns, dtype=torch.int64), persistent=False)
         self.register_buffer("ends", torch.tensor(list(pairs), dtype=torch.int64).reshape(-1, 2).T, persistent=False)
         self.affine = Affine((len(pairs),)) if pairs else None
+        self.register_buffer("lens", _lens(feature, near, where), persistent=False)
 
     @property
     def dim(self) -> int:
-        """Return the number of elements and differences."""
-        return len(self.columns) + self.ends.shape[1]
+        """Return the number of elements and differences, and of what is magnified."""
+        return len(self.columns) + self.ends.shape[1] + self.lens.shape[1]
 
     def fit(self, states: Tensor | None, scale: Tensor, *, min_std: float = 0.05) -> None:
         """Set mean and deviation of the differences.
@@ -71,12 +80,37 @@ class StateReading(nn.Module):
 
     def forward(self, state: Tensor, normalized: Tensor) -> Tensor:
         """Return [... dim] of a state [... Ds] in physical units, and of the same in network units."""
-        read = normalized[..., self.columns]
-        if self.affine is None:
-            return read
-        a, b = self.ends
-        apart = (state[..., a] - state[..., b] - self.affine.shift) / self.affine.scale
-        return torch.cat([read, apart.clamp(-_CLIP, _CLIP)], dim=-1)
+        read = [normalized[..., self.columns]]
+        if self.affine is not None:
+            a, b = self.ends
+            apart = (state[..., a] - state[..., b] - self.affine.shift) / self.affine.scale
+            read.append(apart.clamp(-_CLIP, _CLIP))
+        if self.lens.shape[1]:
+            read.append((state @ self.lens).clamp(-1.0, 1.0))
+        return read[0] if len(read) == 1 else torch.cat(read, dim=-1)
+
+
+def _is_magnified(feature: Feature, name: str) -> bool:
+    return "/" in name and not any(fnmatchcase(element, name) for element in feature.names or ())
+
+
+def _lens(feature: Feature, names: Sequence[str], where: str) -> Tensor:
+    """Return the matrix [Ds Dm] that divides what is magnified by its unit."""
+    columns, each = list[Tensor](), torch.eye(feature.shape[0])
+    for name in names:
+        read, _, unit = name.rpartition("/")
+        try:
+            size = float(unit)
+        except ValueError:
+            size = math.nan
+        if not 0.0 < size < math.inf:
+            raise SpecError(f"{where}: {name!r}: expected a positive number after the slash, in units of {read}")
+        pairs: dict[tuple[int, int], None] = {}
+        if _add_difference(feature, read, pairs, where):
+            columns += [(each[a] - each[b]) / size for a, b in pairs]
+        else:
+            columns += [each[a] / size for a in state_columns(feature, [read], where=where)]
+    return torch.stack(columns, dim=1) if columns else torch.zeros(feature.shape[0], 0)
 
 
 def _add_difference(feature: Feature, name: str, pairs: dict[tuple[int, int], None], where: str) -> bool:

@@ -71,3 +71,29 @@ def test_vectors_without_names_are_counted_beside_named_ones():
     assert joined(parts).names == (*NAMES, "environment_state_0", "environment_state_1")
     assert joined({key: Feature(part.shape) for key, part in parts.items()}).names is None
     assert StateReading(joined(parts), ("cube-hand", "environment_state_1"), where="policy.state").dim == 4
+
+
+def test_what_is_magnified_fills_the_range_near_zero_and_ends_at_its_edge():
+    read = reading("grip", "cube-hand", "cube-hand/0.01", "disc_*/0.5")
+    assert read.dim == 1 + 3 + 3 + 2
+    read.fit(None, torch.ones(len(NAMES)))
+    state = torch.zeros(2, len(NAMES))
+    state[:, NAMES.index("cube_x")] = torch.tensor([0.305, 0.32])
+    state[:, NAMES.index("hand_x")] = 0.3
+    state[:, NAMES.index("disc_y")] = torch.tensor([-0.25, -8.0])
+    found = read(state, state)[:, 4:]
+    assert torch.allclose(found, torch.tensor([[0.5, 0.0, 0.0, 0.0, -0.5], [1.0, 0.0, 0.0, 0.0, -1.0]]), atol=1e-4)
+    assert not reading("grip", "cube_*/0.01").state_dict(), "its unit is in the config"
+
+
+@pytest.mark.parametrize("name", ["cube-hand/0", "cube_x/-1", "cube_x/", "cube_x/5mm", "cube_x/nan", "cube_x/inf"])
+def test_a_unit_that_is_no_positive_number_is_named(name: str):
+    with pytest.raises(SpecError, match=rf"policy\.state: '{name}': expected a positive number after the slash"):
+        reading("grip", name)
+
+
+def test_what_is_magnified_must_be_in_the_state():
+    with pytest.raises(SpecError, match=r"policy\.state: 'lid-hand' is the difference"):
+        reading("lid-hand/0.01")
+    with pytest.raises(SpecError, match=r"policy\.state.*lid_x"):
+        reading("lid_x/0.01")
