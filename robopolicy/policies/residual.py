@@ -50,8 +50,7 @@ class ResidualPolicy(Policy):
             base. gripper_scale: the same of the gripper channel, large enough to reverse the base's command.
         widen: the demonstrated range is widened by this fraction on each side, then intersected with the env's limits;
             the full action stays in this box.
-        state: elements of the state that are read, and differences of its places, magnified or not, see `StateReading`;
-            None: all.
+        state: elements of the state that are read, and differences of its places, see `StateReading`; None: all.
         pictures: read images and point clouds, through the base; False: only the state.
         task_weights: give the first layer weights for each task; False: the task's number is an input.
         tasks: instructions of its training, where `spec` has others; None: those of `spec`.
