@@ -1,0 +1,45 @@
+"""Check what a task hands out, once for each env that is built.
+
+NumPy repeats a value of another shape, and takes any number for true, without an error.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from robopolicy.core.errors import ConfigError
+from robopolicy.sim.tasks.base import Task
+from robopolicy.sim.tasks.scene import Scene
+
+
+def check_outcomes(task: Task, at: Any, scene: Scene, reward: str) -> None:
+    """Check the outcomes of M envs in `scene`, and their instructions.
+
+    Raises:
+        ConfigError: names the method whose values are not one of the right type for each env.
+    """
+    _check(task, "success", task.success(at, scene), len(scene.qpos), bool)
+    if (failed := task.failure(at, scene)) is not None:
+        _check(task, "failure", failed, len(scene.qpos), bool)
+    if reward != "sparse":
+        _check(task, "dense", task.dense(at, scene), len(scene.qpos), float)
+    index = _check(task, "task_index", task.task_index(scene), len(scene.qpos), np.int64)
+    if not ((index >= 0) & (index < len(task.instructions))).all():
+        raise ConfigError(
+            f"{task.name}: task_index: expected 0 to {len(task.instructions) - 1}, as there are instructions, found "
+            f"{index.tolist()}"
+        )
+
+
+def _check(task: Task, method: str, value: Any, count: int, kind: type) -> NDArray[Any]:
+    typed = isinstance(value, np.ndarray) and (value.dtype == kind or (kind is float and value.dtype.kind in "fiu"))
+    if typed and value.shape == (count,):
+        return np.asarray(value)
+    found = f"{value.dtype} {value.shape}" if isinstance(value, np.ndarray) else type(value).__name__
+    raise ConfigError(
+        f"{task.name}: {method}: expected one {kind.__name__} for each env, a NumPy array of shape ({count},); found "
+        f"{found}"
+    )

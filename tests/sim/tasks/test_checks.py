@@ -1,0 +1,44 @@
+"""A task of one's own that hands out something else than it should is refused by name."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from robopolicy.core.errors import ConfigError
+from tests.sim.tasks.own_task import make
+
+
+@pytest.mark.parametrize("method", ["success", "failure"])
+@pytest.mark.parametrize("num_envs", [1, 3])
+@pytest.mark.parametrize(
+    "value",
+    [
+        lambda up: up,  # a number is true, and so is NaN
+        lambda up: up * np.nan,
+        lambda up: (up < 0.5)[:, None],
+        lambda up: (up < 0.5).any(),  # of all envs at once
+        lambda up: bool((up < 0.5).any()),
+        lambda up: (up < 0.5).tolist(),
+    ],
+    ids=["number", "NaN", "column", "one for all", "bool", "list"],
+)
+def test_an_outcome_is_true_or_false_for_each_env(method, num_envs, value):
+    with pytest.raises(ConfigError, match=f"stand: {method}: "):
+        make(num_envs, **{method: lambda self, at, scene: value(at.up(scene))})
+
+
+@pytest.mark.parametrize("value", [lambda up: up[:, None], lambda up: up.mean(), lambda up: up > 0.5])
+def test_a_dense_reward_is_a_number_for_each_env(value):
+    with pytest.raises(ConfigError, match="stand: dense: "):
+        make(reward="dense", dense=lambda self, at, scene: value(at.up(scene)))
+
+
+@pytest.mark.parametrize("index", [np.ones(3), np.full(3, 2), np.full(3, -1), np.zeros((3, 1), np.int64)])
+def test_an_instruction_is_one_of_the_tasks(index):
+    with pytest.raises(ConfigError, match="stand: task_index: "):
+        make(instructions=("a", "b"), task_index=lambda self, scene: index)
+
+
+def test_the_task_itself_is_taken():
+    make(1), make(reward="shaped", dense=lambda self, at, scene: at.up(scene), failure=lambda self, at, scene: None)
