@@ -83,6 +83,12 @@ class Task:
         Raises:
             ConfigError: names the parameter.
         """
+        said: Any = self.instructions
+        if not (isinstance(said, tuple) and said and all(isinstance(text, str) and text for text in said)):
+            raise ConfigError(
+                f"{self.name}: instructions: expected a tuple of texts, one or more, found {said!r}. One alone has a "
+                'comma behind it: ("press the button",)'
+            )
         for key in ("horizon", "substeps", "hold"):
             if getattr(self, key) < 1:
                 raise ConfigError(f"task.{key}: expected at least 1, found {getattr(self, key)}")

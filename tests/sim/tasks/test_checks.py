@@ -42,3 +42,9 @@ def test_an_instruction_is_one_of_the_tasks(index):
 
 def test_the_task_itself_is_taken():
     make(1), make(reward="shaped", dense=lambda self, at, scene: at.up(scene), failure=lambda self, at, scene: None)
+
+
+@pytest.mark.parametrize("said", ["leave the block alone", (), ("",), ["leave the block alone"], (1,)])
+def test_instructions_are_a_tuple_of_texts(said):
+    with pytest.raises(ConfigError, match="stand: instructions: "):
+        make(instructions=said)
