@@ -23,7 +23,7 @@ from robopolicy.sim.physics import Engine, Physics, WarpOptions, make_physics
 from robopolicy.sim.randomization import ModelBank, Randomization
 from robopolicy.sim.render import Camera, Offset, Quality
 from robopolicy.sim.tasks.base import Task
-from robopolicy.sim.tasks.checks import check_outcomes
+from robopolicy.sim.tasks.checks import check_outcomes, check_parts
 from robopolicy.sim.tasks.scene import Scene, StateLayout, arm_features, turn_between
 from robopolicy.utils.point_clouds import PointCloud
 
@@ -109,6 +109,7 @@ class Simulation:
 
         self._reset_rows(np.arange(n))  # the layout follows from a first observation; the stream starts over below
         check_outcomes(task, self.at, self._scene(), reward)
+        check_parts(task, self.at, self._scene())
         self.layout = StateLayout.of(self._groups(self._scene()))
         self.spec = self._spec(task.xml(), control, physics)
         self._queue.reseed(seed)

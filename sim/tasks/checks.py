@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from robopolicy.core.errors import ConfigError
 from robopolicy.sim.tasks.base import Task
-from robopolicy.sim.tasks.scene import Scene
+from robopolicy.sim.tasks.scene import Scene, arm_features
 
 
 def check_outcomes(task: Task, at: Any, scene: Scene, reward: str) -> None:
@@ -32,6 +32,27 @@ def check_outcomes(task: Task, at: Any, scene: Scene, reward: str) -> None:
             f"{task.name}: task_index: expected 0 to {len(task.instructions) - 1}, as there are instructions, found "
             f"{index.tolist()}"
         )
+
+
+def check_parts(task: Task, at: Any, scene: Scene) -> None:
+    """Check the task's part of the state of M envs in `scene`.
+
+    Raises:
+        ConfigError: a name is of the arm's part, or a value is not one row for each env.
+    """
+    count = len(scene.qpos)
+    for name, value in task.observe(at, scene).items():
+        if name in arm_features(scene):
+            raise ConfigError(
+                f"{task.name}: observe: {name!r} is a part of the arm's state, which experts read too. Give it a name "
+                f"of its own, e.g. 'object_{name}'."
+            )
+        if not (isinstance(value, np.ndarray) and value.ndim in (1, 2) and len(value) == count):
+            found = value.shape if isinstance(value, np.ndarray) else type(value).__name__
+            raise ConfigError(
+                f"{task.name}: observe: {name!r}: expected a NumPy array of shape ({count},) or ({count}, k), found "
+                f"{found}"
+            )
 
 
 def _check(task: Task, method: str, value: Any, count: int, kind: type) -> NDArray[Any]:

@@ -48,3 +48,15 @@ def test_the_task_itself_is_taken():
 def test_instructions_are_a_tuple_of_texts(said):
     with pytest.raises(ConfigError, match="stand: instructions: "):
         make(instructions=said)
+
+
+@pytest.mark.parametrize("name", ["yaw", "tcp", "gripper", "lag"])
+def test_the_arms_part_of_the_state_stays_the_arms(name):
+    with pytest.raises(ConfigError, match=f"stand: observe: '{name}' is a part of the arm's state"):
+        make(observe=lambda self, at, scene: {"block": at.pos(scene), name: at.yaw(scene)})
+
+
+@pytest.mark.parametrize("value", [1.0, [1.0, 2.0, 3.0], np.ones(()), np.ones(2), np.ones((3, 1, 1)), None])
+def test_a_part_of_the_state_is_a_row_for_each_env(value):
+    with pytest.raises(ConfigError, match="stand: observe: 'size'"):
+        make(observe=lambda self, at, scene: {"block": at.pos(scene), "size": value})
