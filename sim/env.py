@@ -14,6 +14,7 @@ from robopolicy.core.types import STATE, Obs, Step, check_action
 from robopolicy.sim.experts.waypoints import Expert
 from robopolicy.sim.render import DepthImage
 from robopolicy.sim.simulation import Simulation
+from robopolicy.sim.tasks.checks import check_state
 from robopolicy.sim.tasks.scene import arm_features
 
 Array = NDArray[np.float64]
@@ -26,7 +27,7 @@ class SimEnv(Simulation):
     `reward="dense"` adds the task's dense reward, in [0, 1] per step, which may reward lingering. `reward="shaped"`
     adds Φ(s') − Φ(s), where Φ is the dense reward, or 0 where the episode terminates. Without a discount, and with
     values bootstrapped at time limits, the best policy stays that of the sparse reward (Ng et al. 1999). Ended episodes
-    are reset inside `step`.
+    are reset inside `step`. Both methods raise SpecError where the task observes a number that is not finite.
 
     Arguments: see Simulation.
     """
@@ -37,6 +38,7 @@ class SimEnv(Simulation):
         self._requested = None
         self._reset_rows(np.arange(self.num_envs))
         self._last = self._observe(None)
+        check_state(self._last[STATE], self.layout.names, self.spec.id)
         return self.observe()
 
     def step(self, action: Tensor) -> Step:
@@ -65,6 +67,7 @@ class SimEnv(Simulation):
         if bad.any():  # the state is the last good one, but the commanded pose moved on: repeat what was measured
             index = torch.from_numpy(bad)
             next_obs[STATE][index] = self._last[STATE][index]
+        check_state(next_obs[STATE], self.layout.names, self.spec.id)
         info = {"diverged": torch.from_numpy(bad)}
         if self.controller.joint_filter is not None:
             info["intervened"] = torch.from_numpy(self.controller.intervened.copy())
@@ -74,6 +77,7 @@ class SimEnv(Simulation):
             rows = ended.nonzero()[0]
             self._reset_rows(rows)
             fresh, index = self._observe(rows), torch.from_numpy(rows)
+            check_state(fresh[STATE], self.layout.names, self.spec.id)
             obs = {k: v.clone() for k, v in next_obs.items()}
             for key, value in fresh.items():
                 obs[key][index] = value

@@ -1,16 +1,19 @@
-"""Check what a task hands out, once for each env that is built.
+"""Check what a task hands out: types and shapes once for each env that is built, numbers at every step.
 
 NumPy repeats a value of another shape, and takes any number for true, without an error.
 """
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
-from robopolicy.core.errors import ConfigError
+from robopolicy.core.errors import ConfigError, SpecError
 from robopolicy.sim.tasks.base import Task
 from robopolicy.sim.tasks.scene import Scene, arm_features
 
@@ -53,6 +56,19 @@ def check_parts(task: Task, at: Any, scene: Scene) -> None:
                 f"{task.name}: observe: {name!r}: expected a NumPy array of shape ({count},) or ({count}, k), found "
                 f"{found}"
             )
+
+
+def check_state(state: Tensor, names: tuple[str, ...], task: str) -> None:
+    """Raise SpecError where `state` [M Ds] has a number that is not finite; `names` [Ds] of its elements."""
+    if math.isfinite(state.sum().item()):  # a fast first check
+        return
+    wrong = (~torch.isfinite(state)).nonzero()
+    if len(wrong):
+        row, i = wrong[0].tolist()
+        raise SpecError(
+            f"{task}: observation {names[i]!r}: expected a finite number, found {state[row, i].item()}. Correct the "
+            "task's observe or reset."
+        )
 
 
 def _check(task: Task, method: str, value: Any, count: int, kind: type) -> NDArray[Any]:

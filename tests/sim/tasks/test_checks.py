@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 
-from robopolicy.core.errors import ConfigError
+from robopolicy.core.errors import ConfigError, SpecError
 from tests.sim.tasks.own_task import make
 
 
@@ -60,3 +61,27 @@ def test_the_arms_part_of_the_state_stays_the_arms(name):
 def test_a_part_of_the_state_is_a_row_for_each_env(value):
     with pytest.raises(ConfigError, match="stand: observe: 'size'"):
         make(observe=lambda self, at, scene: {"block": at.pos(scene), "size": value})
+
+
+@pytest.mark.filterwarnings("ignore:overflow")
+@pytest.mark.parametrize("factor", [np.nan, np.inf, 1e300])
+def test_a_state_of_no_numbers_is_refused_at_the_start(factor):
+    env = make(observe=lambda self, at, scene: {"block": at.pos(scene) * factor})
+    with pytest.raises(SpecError, match="stand: observation 'block_x': "):
+        env.reset()
+
+
+def test_a_state_of_no_numbers_is_refused_later():
+    poison = [1.0]
+    env = make(observe=lambda self, at, scene: {"block": at.pos(scene) * poison[0]})
+    env.reset()
+    env.step(torch.zeros(3, 5))
+    poison[0] = np.nan
+    with pytest.raises(SpecError, match="stand: observation 'block_x': "):
+        env.step(torch.zeros(3, 5))
+
+
+def test_a_start_that_is_no_place_is_refused():
+    env = make(reset=lambda self, at, draw, qpos, extra: at.place(qpos, draw["x"] * np.nan, draw["y"], 0.06))
+    with pytest.raises(SpecError, match="stand: observation 'block_x': "):
+        env.reset()
