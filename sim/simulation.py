@@ -23,7 +23,7 @@ from robopolicy.sim.physics import Engine, Physics, WarpOptions, make_physics
 from robopolicy.sim.randomization import ModelBank, Randomization
 from robopolicy.sim.render import Camera, Offset, Quality
 from robopolicy.sim.tasks.base import Task
-from robopolicy.sim.tasks.checks import check_outcomes, check_parts
+from robopolicy.sim.tasks.checks import check_outcomes, check_parts, drawn
 from robopolicy.sim.tasks.scene import Scene, StateLayout, arm_features, turn_between
 from robopolicy.utils.point_clouds import PointCloud
 
@@ -86,7 +86,7 @@ class Simulation:
             speed=task.speed * task.model.layout.speed,
         )  # fmt: skip
         noise = {f"joint{i + 1}": (-task.joint_noise, task.joint_noise) for i in range(self.dof)}
-        self._queue = EpisodeQueue(seed, {**noise, **task.ranges, **self.randomization.ranges})
+        self._queue = EpisodeQueue(seed, drawn(task, noise, self.randomization.ranges))
         self._camera = Camera(self.model, task, self.at, render_quality, camera_offset)
         seen: dict[str, Any] = {"cameras": cameras, "image_size": image_size, "points": points, "cloud": cloud}
         self.views = CameraObservations(self._camera, task.box, **seen)

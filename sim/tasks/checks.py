@@ -6,6 +6,7 @@ NumPy repeats a value of another shape, and takes any number for true, without a
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from torch import Tensor
 
 from robopolicy.core.errors import ConfigError, SpecError
 from robopolicy.sim.tasks.base import Task
-from robopolicy.sim.tasks.scene import Scene, arm_features
+from robopolicy.sim.tasks.scene import Range, Scene, arm_features
 
 
 def check_outcomes(task: Task, at: Any, scene: Scene, reward: str) -> None:
@@ -35,6 +36,21 @@ def check_outcomes(task: Task, at: Any, scene: Scene, reward: str) -> None:
             f"{task.name}: task_index: expected 0 to {len(task.instructions) - 1}, as there are instructions, found "
             f"{index.tolist()}"
         )
+
+
+def drawn(task: Task, before: Mapping[str, Range], after: Mapping[str, Range]) -> dict[str, Range]:
+    """Return the ranges of all numbers of an episode, those of the task between others.
+
+    Raises:
+        ConfigError: the task has one of another's name, or a range that is not two numbers.
+    """
+    own = task.ranges
+    for name, ends in own.items():
+        if name in before or name in after:
+            raise ConfigError(f"{task.name}: ranges: {name!r} is drawn for every task. Give it a name of its own.")
+        if np.shape(ends) != (2,):
+            raise ConfigError(f"{task.name}: ranges: {name!r}: expected (low, high), found {ends!r}")
+    return {**before, **own, **after}
 
 
 def check_parts(task: Task, at: Any, scene: Scene) -> None:

@@ -38,7 +38,9 @@ class Stand(Task):
         return at.up(scene) < 0.5
 
 
-def make(num_envs: int = 3, **changed: Any) -> SimEnv:
+def make(
+    num_envs: int = 3, *, reward: str = "sparse", randomization: dict[str, Any] | None = None, **changed: Any
+) -> SimEnv:
     """Build the task with class members in place of its own."""
-    reward = changed.pop("reward", "sparse")
-    return sim.make(dataclass(frozen=True)(type("Own", (Stand,), changed))(), num_envs, reward=reward)
+    task = dataclass(frozen=True)(type("Own", (Stand,), changed))()
+    return sim.make(task, num_envs, reward=reward, randomization=randomization)

@@ -85,3 +85,15 @@ def test_a_start_that_is_no_place_is_refused():
     env = make(reset=lambda self, at, draw, qpos, extra: at.place(qpos, draw["x"] * np.nan, draw["y"], 0.06))
     with pytest.raises(SpecError, match="stand: observation 'block_x': "):
         env.reset()
+
+
+@pytest.mark.parametrize("name", ["joint1", "randomize_mass"])
+def test_a_drawn_number_has_a_name_of_its_own(name):
+    with pytest.raises(ConfigError, match=f"stand: ranges: '{name}' is drawn for every task"):
+        make(ranges={"x": (0.5, 0.5), "y": (0.0, 0.0), name: (0.5, 0.6)}, randomization={"mass": (0.5, 2.0)})
+
+
+@pytest.mark.parametrize("ends", [0.5, (0.5,), (0.4, 0.5, 0.6), None])
+def test_a_range_is_two_numbers(ends):
+    with pytest.raises(ConfigError, match="stand: ranges: 'x': expected"):
+        make(ranges={"x": ends, "y": (0.0, 0.0)})
