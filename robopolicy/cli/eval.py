@@ -100,6 +100,7 @@ def evaluate(
             "-".join(filter(None, (name, variant))), checkpoint=place.checkpoint, deterministic=deterministic,
             split=split,
         )  # fmt: skip
+        _check_films(called)
         env = _env(place, task, world, min(num_envs, episodes), changes)
         policy = load_policy(place.policy, device=device, env=env.spec)
         place.provenance_suffix = set_retrieval_memory(policy, memory) if memory is not None else ""
@@ -118,6 +119,13 @@ def evaluate(
             out = place.out / "videos" / (called or split)
             filming(partial(film, policy, env, rows, out, count=videos, deterministic=deterministic))
     return every[0]
+
+
+def _check_films(called: str) -> None:
+    """Raise ConfigError for rows whose films would replace those of other rows."""
+    if called == "test" or called.split("-")[0] == "pairs":
+        whose = "the evaluation without a name" if called == "test" else "`robopolicy compare`"
+        raise ConfigError(f"name {called!r}: its films would replace those of {whose}. Give another name.")
 
 
 def _check_variants(

@@ -47,8 +47,8 @@ def label(name: str = "", *, checkpoint: str = "", deterministic: bool = False, 
     for part in parts:
         if part not in marks and (part in _MARKS or part.startswith("step_")):
             raise ConfigError(f"name {name!r}: {part!r} marks evaluations of another kind. Give another name.")
-    if Path(name).name != name:
-        raise ConfigError(f"name {name!r}: becomes part of a file name. Give one without '/'.")
+    if Path(name).name != name or name == "..":  # the folder of its films would be the run's own
+        raise ConfigError(f"name {name!r}: becomes part of a file name. Give one without '/', and not '..'.")
     return "-".join(p for p in (name, *(m for m in marks if m not in parts)) if p)
 
 

@@ -286,8 +286,20 @@ def test_names_cannot_stand_for_evaluations_of_another_kind() -> None:
     for name in ("best", "x-validation", "deterministic", "step_0000000001"):
         with pytest.raises(ConfigError, match="marks evaluations of another kind"):
             label(name)
-    with pytest.raises(ConfigError, match="without '/'"):
-        label("a/b")
+    for name in ("a/b", ".."):
+        with pytest.raises(ConfigError, match="without '/'"):
+            label(name)
+
+
+@pytest.mark.parametrize("name", ["..", "test", "pairs", "pairs-validation"])
+def test_films_of_named_rows_replace_no_others(runs: tuple[Path, Path], name: str) -> None:
+    usual: dict[str, Any] = {"checkpoint": runs[0], "episodes": 3}
+    mine = runs[0] / "mine.mp4"
+    mine.write_text("")
+    with pytest.raises(ConfigError, match=f"name '{name}': "):
+        eval.evaluate(**usual, name=name)
+    assert mine.exists() and not files(runs[0])
+    eval.evaluate(**usual, name="tests", videos=0)
 
 
 def test_rows_of_other_code_are_not_reused_silently(
