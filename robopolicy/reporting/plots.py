@@ -22,6 +22,7 @@ _COLOURS = ("c1", "c2", "c3", "c4", "c5", "c0")
 _DASHES = ("", "8 4", "2 4", "10 3 2 3")
 _LETTER = 6.4  # pixels, on average
 _LEFT = 46.0  # pixels of a line chart's labels
+_LARGEST = 1e300  # beyond it a number is not drawn: ranges would overflow
 
 
 @dataclass(frozen=True)
@@ -41,12 +42,12 @@ class Series:
 
     @property
     def points(self) -> list[Point]:
-        return [p for p in zip(self.x, self.y, strict=True) if all(map(math.isfinite, p))]
+        return [p for p in zip(self.x, self.y, strict=True) if all(map(_drawable, p))]
 
     @property
     def band(self) -> list[Point]:
         """Return the outline of the band: the upper edge, then the lower one backwards."""
-        rows = [r for r in zip(self.x, self.low, self.high, strict=True) if all(map(math.isfinite, r[1:]))]
+        rows = [r for r in zip(self.x, self.low, self.high, strict=True) if all(map(_drawable, r))]
         return [(x, high) for x, _, high in rows] + [(x, low) for x, low, _ in reversed(rows)]
 
 
@@ -100,7 +101,8 @@ def ticks(low: float, high: float, count: int = 5) -> list[float]:
     raw = (high - low) / max(1, count)
     scale = 10 ** math.floor(math.log10(raw))
     unit = next(scale * m for m in (1, 2, 2.5, 5, 10) if raw <= scale * m * 1.0001)
-    return [round(k * unit, 12) for k in range(math.ceil(low / unit - 1e-9), math.floor(high / unit + 1e-9) + 1)]
+    digits = max(12, 12 - math.floor(math.log10(unit)))
+    return [round(k * unit, digits) for k in range(math.ceil(low / unit - 1e-9), math.floor(high / unit + 1e-9) + 1)]
 
 
 def line_chart(
@@ -119,7 +121,7 @@ def line_chart(
     if not points:
         return ""
     x0, x1 = min(x for x, _ in points), max(x for x, _ in points)
-    edges = [v for s in series for v in (*s.low, *s.high) if math.isfinite(v)] + [m for m, _ in marks]
+    edges = [v for s in series for v in (*s.low, *s.high) if _drawable(v)] + [m for m, _ in marks]
     return _svg(
         "line_chart",
         title or x_label,
@@ -131,7 +133,7 @@ def line_chart(
         marks=marks,
         share=share,
         begin=begin if begin is not None and x0 < begin[0] <= x1 else None,
-        x_range=(x0, x1 if x1 > x0 else x0 + 1),
+        x_range=(x0, x1 if x1 > x0 else x0 + max(1.0, 1e-6 * abs(x0))),
         series=series,
         y_range=(0.0, 1.0) if share else _range([y for _, y in points] + edges),
         entries=_entries(series, width) if (len(series) > 1 if legend is None else legend) else [],
@@ -200,8 +202,12 @@ def _svg(template: str, name: str, standalone: bool, **values: Any) -> str:
     return type(text)(re.sub(r">\s+<", "><", text.strip()))
 
 
+def _drawable(value: float) -> bool:
+    return abs(value) <= _LARGEST  # false for NaN
+
+
 def _range(values: Sequence[float]) -> tuple[float, float]:
     """Limits a little outside the data; from zero where the data come near it."""
     low, high = min(values), max(values)
-    gap = (high - low) or abs(high) or 1.0
+    gap = max((high - low) or abs(high) or 1.0, 1e-12 * abs(high), 1 / _LARGEST)
     return (0.0 if 0 <= low < 0.5 * gap else low - 0.06 * gap), high + 0.06 * gap

@@ -40,6 +40,17 @@ def test_gaps_and_nothing():
     assert len(svg.find(f".//{SVG}polyline").get("points").split()) == 2
 
 
+def test_extreme_numbers_are_drawn_or_left_out():
+    huge, tiny = 1.7e308, 5e-324
+    for x, y in (([0, 1], [-huge, huge]), ([-huge, huge], [0, 1])):
+        assert line_chart([Series("a", x, y)]) == ""
+    for x, y in (([0, 1, 2], [0, 1, huge]), ([0, 1], [tiny, tiny]), ([0, 1], [0, tiny]), ([1e20, 1e20], [0, 1]),
+                 ([0, 1], [1e300, -1e300]), ([0, 1], [1, 1 + 2.3e-16])):  # fmt: skip
+        svg = ET.fromstring(line_chart([Series("a", x, y, y, y)]))
+        assert len(svg.find(f".//{SVG}polyline").get("points").split()) == 2
+    assert ticks(0, 1e-13, 4) == [0, 2.5e-14, 5e-14, 7.5e-14, 1e-13]
+
+
 def test_interval_chart_and_escaping():
     rows = [Whisker("<b>", 0.5, 0.4, 0.6, "50%"), Whisker("dot", 0.2, math.nan, math.nan)]
     text = interval_chart(rows, standalone=True)
