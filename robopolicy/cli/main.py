@@ -42,7 +42,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     package_names.answer_quickly()
     try:
         done = _main(argv)
-        sys.stdout.flush()
+        if sys.stdout is not None:  # closed by `>&-`
+            sys.stdout.flush()
         return done
     except BrokenPipeError:
         watch = select.poll()

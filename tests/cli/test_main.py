@@ -131,6 +131,11 @@ def test_a_full_disk_is_told_from_other_trouble(
     assert capsys.readouterr().err == "error: [Errno 13] Permission denied: 'runs'.\n"
 
 
+def test_a_command_without_output_succeeds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdout", None)
+    assert main(["--version"]) == 0
+
+
 def test_paths_that_cannot_be(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "file"
     file.touch()
