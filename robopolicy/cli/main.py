@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import errno
+import io
 import logging
 import os
 import select
@@ -40,6 +41,8 @@ The same command on the same run_dir resumes. A first run: robopolicy quickstart
 def main(argv: Sequence[str] | None = None) -> int:
     """Entry point of the `robopolicy` command."""
     package_names.answer_quickly()
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+        sys.stdout.reconfigure(errors="backslashreplace")  # e.g. – in Latin-1, or a path that is no UTF-8
     try:
         done = _main(argv)
         if sys.stdout is not None:  # closed by `>&-`

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import io
 import os
 import pickle
 from pathlib import Path
@@ -129,6 +130,13 @@ def test_a_full_disk_is_told_from_other_trouble(
     failing(monkeypatch, PermissionError(errno.EACCES, os.strerror(errno.EACCES), "runs"))
     assert main(["train"]) == 1
     assert capsys.readouterr().err == "error: [Errno 13] Permission denied: 'runs'.\n"
+
+
+def test_letters_that_the_terminal_lacks_are_escaped(monkeypatch: pytest.MonkeyPatch) -> None:
+    out = io.TextIOWrapper(io.BytesIO(), encoding="latin-1", errors="strict")
+    monkeypatch.setattr("sys.stdout", out)
+    assert main(["train", "--cfg", "run_dir=5–6"]) == 0
+    assert out.buffer.getvalue().startswith(b"run_dir: 5\\u20136\n")
 
 
 def test_a_command_without_output_succeeds(monkeypatch: pytest.MonkeyPatch) -> None:
