@@ -10,15 +10,15 @@ from robopolicy.core.errors import RobopolicyError
 
 SCRIPT = """_robopolicy() {
     local IFS=$'\\n'
-    COMPREPLY=($(robopolicy --complete "${COMP_LINE:0:COMP_POINT}"))
+    COMPREPLY=($("${1:-robopolicy}" --complete "${COMP_LINE:0:COMP_POINT}"))
     [[ ${#COMPREPLY[@]} -ne 1 || ${COMPREPLY[0]} != *[=.] ]] || compopt -o nospace
 }
-complete -F _robopolicy robopolicy"""
+complete -o default -F _robopolicy robopolicy"""
 
 
 def candidates(line: str) -> list[str]:
     """Return the ends of a command line's last word; after `=`, which separates words in bash, those of its value."""
-    _, *words, last = [*line.split(), *([""] if line[-1:].isspace() else [])]
+    _, *words, last = [*(line.split() or [""]), *([""] if line[-1:].isspace() or not line.split()[1:] else [])]
     name = next((n for n in (" ".join(words[:2]), " ".join(words[:1])) if n in VERBS), "")
     if not name:
         begun = " ".join([*words, last])

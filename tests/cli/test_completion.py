@@ -9,13 +9,16 @@ from pathlib import Path
 
 import pytest
 
-from robopolicy.cli.completion import candidates
+from robopolicy.cli.completion import SCRIPT, candidates
+from robopolicy.cli.verbs import VERBS
 
 
 @pytest.mark.parametrize(
     ("line", "expected"),
     [
         ("robopolicy qui", ["quickstart"]),
+        ("robopolicy", list(dict.fromkeys(name.split()[0] for name in VERBS))),
+        ("", list(dict.fromkeys(name.split()[0] for name in VERBS))),
         ("robopolicy data", ["data"]),
         ("robopolicy data ", ["import", "check", "view"]),
         ("robopolicy train task=pusht", ["pusht", "pusht_gym"]),
@@ -42,3 +45,15 @@ def test_bash_completes(tmp_path: Path) -> None:
     path = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
     done = subprocess.run(["bash", "-c", script], env=path, capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["residual_sample_efficient", "residual_scratch", "residual_synthetic"]
+
+
+def test_bash_completes_a_command_by_its_path_and_values_that_are_files(tmp_path: Path) -> None:
+    program = tmp_path / "robopolicy"
+    program.write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n')
+    program.chmod(0o755)
+    script = f'{SCRIPT}\nCOMP_LINE="x" COMP_POINT=1; _robopolicy {program}; echo "${{COMPREPLY[@]}}"; complete -p'
+    done = subprocess.run(
+        ["bash", "-c", script], env={"PATH": "/usr/bin:/bin"}, capture_output=True, text=True, check=True
+    )
+    words, rules = done.stdout.splitlines()[:2]
+    assert words == "--complete x" and "-o default" in rules
