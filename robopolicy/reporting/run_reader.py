@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import sys
 from collections import Counter
 from collections.abc import Sequence
@@ -191,10 +192,9 @@ def _metrics(path: Path) -> tuple[list[dict[str, Any]], int]:
     """Objects of a JSON-lines file and the number of lines that are none (a kill can tear the last one)."""
     rows, torn = list[dict[str, Any]](), 0
     for line in _text(path).splitlines() if path.is_file() else []:
-        try:
+        row = None
+        with contextlib.suppress(DataError):
             row = parse_json(line, path.name, error=DataError, finite=False)
-        except DataError:
-            row = None
         if isinstance(row, dict):
             rows.append(row)
         else:
@@ -212,7 +212,7 @@ def _evaluations(path: Path) -> tuple[list[Evaluation], list[str]]:
             broken.append(str(error))
             continue
         if len(rows):
-            name = label = file.stem.removeprefix("episodes").strip("-_ ")
+            name = label = re.sub("^[-_ ]", "", file.stem.removeprefix("episodes"))
             aside = any(p in ("best", "deterministic") or p.startswith("step_") for p in name.split("-"))
             if not aside and (older := older_checkpoint(path, set(rows.frame["policy"]), own=not name)):
                 name, aside = f"{name or path.resolve().name}, {older}", True

@@ -383,6 +383,16 @@ def test_a_report_is_about_the_newest_checkpoint_on_test_episodes(tmp_path: Path
         assert f"<tr><td>{evaluation.name}<td" in page, "the others are shown by name"
 
 
+def test_rows_with_a_name_of_signs_are_not_the_runs_own(tmp_path: Path) -> None:
+    for name, rate in (("", 9), ("--", 1), ("-base_", 5)):
+        make_rows([i < rate for i in range(10)]).save(tmp_path / f"episodes{name}.csv")
+    assert {e.label: e.rows.success_rate().value for e in read_run(tmp_path).evaluations} == {
+        "base_": 0.5,
+        "": 0.9,
+        "-": 0.1,
+    }
+
+
 def test_a_world_that_only_replays_is_no_evaluation(runs: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[Any] = [RecordedEnv(one_chunk(10), 3), PointEnv(3)]
     monkeypatch.setattr(eval, "build", lambda node, slot, **_: made.pop(0))
