@@ -115,9 +115,10 @@ def plan_call(
             at = f"{here}.{key}" if here else str(key)
             parameter = plan.known.known.get(key, _DATA if plan.known.anything else None)
             may_nest = isinstance(value, Mapping) and parameter is not _DATA  # in data it would be built unchecked
-            if key == TARGET or (key == PARTIAL and isinstance(value, bool)):
+            is_node = bool(here) or plan is not whole  # the keywords of a verb are none
+            if is_node and (key == TARGET or (key == PARTIAL and isinstance(value, bool))):
                 continue
-            if str(key).startswith("_"):
+            if is_node and str(key).startswith("_"):
                 found.append(f"{at}: unknown directive or value. Known: {TARGET}, {PARTIAL} (true or false).")
             elif parameter is None:
                 found.append(f"{at}: unknown key; {taker} does not take it. {closest(str(key), plan.known.known)}")

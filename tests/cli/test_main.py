@@ -68,6 +68,12 @@ def test_options_that_cannot_be_are_refused(
     assert capsys.readouterr().err.startswith(f"error: {message}")
 
 
+def test_a_verb_s_own_keys_are_no_node(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["eval", "_target_=x", "_partial_=true", "checkpoint=x"]) == 2
+    said = capsys.readouterr().err
+    assert all(f"{key}: unknown key; `eval` does not take it." in said for key in ("_target_", "_partial_"))
+
+
 def test_a_page_is_not_written_over_a_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "config.yaml").touch()
     assert main(["report", f"run_dir={tmp_path}", f"out={tmp_path}"]) == 1
