@@ -176,7 +176,12 @@ class SimEnv(Simulation):
         self._camera.close()
 
     def make_expert(self, *, expert_noise: float = 0.0) -> Expert:
-        """This task's scripted expert for this env."""
+        """This task's scripted expert for this env; raises ConfigError where its class names none."""
+        if self.task.expert is None:
+            raise ConfigError(
+                f"{self.task.name}: has no scripted expert, so no demonstrations can be recorded of it. Set `expert` "
+                f"of {type(self.task).__name__}, or train on demonstrations of your own: dataset=<folder>."
+            )
         reads = self.layout if self.objects else _Scenery(self)
         return self.task.expert(self.task, self.spec, reads, self.num_envs, expert_noise=expert_noise)
 

@@ -23,7 +23,7 @@ from robopolicy.sim.physics import Engine, Physics, WarpOptions, make_physics
 from robopolicy.sim.randomization import ModelBank, Randomization
 from robopolicy.sim.render import Camera, Offset, Quality
 from robopolicy.sim.tasks.base import Task
-from robopolicy.sim.tasks.checks import check_outcomes, check_parts, drawn
+from robopolicy.sim.tasks.checks import check_scene, drawn
 from robopolicy.sim.tasks.scene import Scene, StateLayout, arm_features, turn_between
 from robopolicy.utils.point_clouds import PointCloud
 
@@ -75,8 +75,7 @@ class Simulation:
         self.dof = self.arm.dof  # n joints, before two fingers, in qpos, qvel and ctrl
         self.model = task.compile()
         self.at = task.bind(self.model)
-        varied = self.randomization
-        self._bank = ModelBank(self.model, num_envs, varied) if varied.physical else None
+        self._bank = ModelBank(self.model, num_envs, self.randomization) if self.randomization.physical else None
         self.physics: Physics = make_physics(
             physics, self.model, self._bank, num_envs=num_envs, substeps=task.substeps, threads=threads, warp=warp,
             capacity=task.capacity,
@@ -108,8 +107,7 @@ class Simulation:
         self._low, self._high = (torch.tensor(b, dtype=torch.float32) for b in limits)
 
         self._reset_rows(np.arange(n))  # the layout follows from a first observation; the stream starts over below
-        check_outcomes(task, self.at, self._scene(), reward)
-        check_parts(task, self.at, self._scene())
+        check_scene(task, self.at, self._scene(), reward)
         self.layout = StateLayout.of(self._groups(self._scene()))
         self.spec = self._spec(task.xml(), control, physics)
         self._queue.reseed(seed)

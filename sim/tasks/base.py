@@ -6,6 +6,7 @@ MJCF of `bodies()` (and `tool()`, `extra_xml()`). Drawn per episode: one uniform
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -50,7 +51,7 @@ class Task:
     capacity: ClassVar[tuple[int, int]] = (32, 160)  # contacts, constraint rows of an env (physics="warp")
     cone: ClassVar[str] = "pyramidal"
     impratio: ClassVar[float] = 1.0
-    expert: ClassVar[type[Expert]]
+    expert: ClassVar[type[Expert] | None] = None
 
     @property
     def model(self) -> ArmModel:
@@ -83,6 +84,14 @@ class Task:
         Raises:
             ConfigError: names the parameter.
         """
+        own = {field.name for field in fields(self)}
+        for cls in type(self).__mro__:  # a dataclass takes what is annotated alone
+            typed = inspect.get_annotations(cls).keys() if "__dataclass_params__" in vars(cls) else set()
+            if lost := sorted(own & vars(cls).keys() - typed):
+                raise ConfigError(
+                    f"{self.name}: {cls.__name__}.{lost[0]} has no effect. Give it a type, as in `horizon: int = 60`, "
+                    "and decorate the class: @dataclass(frozen=True)"
+                )
         said: Any = self.instructions
         if not (isinstance(said, tuple) and said and all(isinstance(text, str) and text for text in said)):
             raise ConfigError(

@@ -19,12 +19,17 @@ from robopolicy.sim.tasks.base import Task
 from robopolicy.sim.tasks.scene import Range, Scene, arm_features
 
 
-def check_outcomes(task: Task, at: Any, scene: Scene, reward: str) -> None:
-    """Check the outcomes of M envs in `scene`, and their instructions.
+def check_scene(task: Task, at: Any, scene: Scene, reward: str) -> None:
+    """Check what the task says of M envs in `scene`: outcomes, instructions and its part of the state.
 
     Raises:
-        ConfigError: names the method whose values are not one of the right type for each env.
+        ConfigError: names the method whose values are not one of the right type for each env, or the name in `observe`.
     """
+    _check_outcomes(task, at, scene, reward)
+    _check_parts(task, at, scene)
+
+
+def _check_outcomes(task: Task, at: Any, scene: Scene, reward: str) -> None:
     _check(task, "success", task.success(at, scene), len(scene.qpos), bool)
     if (failed := task.failure(at, scene)) is not None:
         _check(task, "failure", failed, len(scene.qpos), bool)
@@ -53,12 +58,7 @@ def drawn(task: Task, before: Mapping[str, Range], after: Mapping[str, Range]) -
     return {**before, **own, **after}
 
 
-def check_parts(task: Task, at: Any, scene: Scene) -> None:
-    """Check the task's part of the state of M envs in `scene`.
-
-    Raises:
-        ConfigError: a name is of the arm's part, or a value is not one row for each env.
-    """
+def _check_parts(task: Task, at: Any, scene: Scene) -> None:
     count = len(scene.qpos)
     for name, value in task.observe(at, scene).items():
         if name in arm_features(scene):

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 import pytest
 import torch
 
+from robopolicy import sim
 from robopolicy.core.errors import ConfigError, SpecError
-from tests.sim.tasks.own_task import make
+from tests.sim.tasks.own_task import Stand, make
 
 
 @pytest.mark.parametrize("method", ["success", "failure"])
@@ -97,3 +100,23 @@ def test_a_drawn_number_has_a_name_of_its_own(name):
 def test_a_range_is_two_numbers(ends):
     with pytest.raises(ConfigError, match="stand: ranges: 'x': expected"):
         make(ranges={"x": ends, "y": (0.0, 0.0)})
+
+
+def test_a_task_without_an_expert_says_so():
+    with pytest.raises(ConfigError, match=r"stand: has no scripted expert.*Set `expert` of Own, or train on"):
+        sim.make_expert(make(1))
+
+
+def test_a_parameter_that_would_have_no_effect_is_refused():
+    class Plain(Stand):  # the parent's __init__ sets 120
+        horizon: int = 3
+
+    for task in (Plain(), dataclass(frozen=True)(type("Untyped", (Stand,), {"horizon": 3}))()):
+        with pytest.raises(ConfigError, match=rf"stand: {type(task).__name__}\.horizon has no effect.*@dataclass"):
+            sim.make(task, 1)
+
+    @dataclass(frozen=True)
+    class Typed(Stand):
+        horizon: int = 3
+
+    assert sim.make(Typed(), 1).spec.horizon == 3
