@@ -23,7 +23,8 @@ def in_context(base: Policy, episodes: Episodes, *, retrieval: dict[str, Any] | 
     Weights, words and normaliser are copied. The vision towers are frozen, and their tokens are the retrieval keys.
 
     Args:
-        base: a VLAPolicy without a fine-tuned copy. A RICLPolicy is returned unchanged.
+        base: a VLAPolicy without a fine-tuned copy. A RICLPolicy is returned itself; the instructions of `episodes`
+            join those of its training.
         episodes: training data and initial memory.
         retrieval: RICLPolicy's arguments for retrieval: `pairs`, `shown`, `decay`, `alone`, `forget`, `compare`,
             `thumbnail`.
@@ -38,7 +39,6 @@ def in_context(base: Policy, episodes: Episodes, *, retrieval: dict[str, Any] | 
     if not isinstance(base, VLAPolicy) or base.finetuned_steps:
         found = type(base).__name__ + (" with a fine-tuned copy" if isinstance(base, VLAPolicy) else "")
         raise SpecError(f"base: policy=ricl_adapted goes on from a policy=vla as imitation left it, found {found}")
-    base.set_tasks(episodes.tasks)
     if isinstance(base, RICLPolicy):
         wanted = plain(retrieval or {})
         if (own := {k: value_of(base.config, "policy", k) for k in wanted}) != wanted:
@@ -46,8 +46,11 @@ def in_context(base: Policy, episodes: Episodes, *, retrieval: dict[str, Any] | 
                 f"policy.retrieval: the base retrieves with {plain(own)}, and cannot go on with {wanted}. Set it to "
                 "the former or to null, or give the VLA that the base was made from."
             )
+        base.known = tuple(dict.fromkeys((*base.known, *episodes.tasks)))
+        base.set_tasks(episodes.tasks)
         base.set_retrieval_memory(episodes)
         return base
+    base.set_tasks(episodes.tasks)
     config: dict[str, Any] = base.config
     node = {**config, **(retrieval or {}), "_target_": "ricl", "prefix": {**prefix_node(base), "freeze_vision": True}}
     policy = build_policy(node, spec=base.spec, normalizer=copy.deepcopy(base.normalizer))

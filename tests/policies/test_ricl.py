@@ -390,6 +390,20 @@ def test_a_trained_vla_learns_to_retrieve_with_the_eyes_that_it_has(tmp_path: Pa
     assert again.memory.digest() == policy.memory.digest()
 
 
+def test_words_that_a_base_which_retrieves_is_trained_on_are_read(tmp_path: Path):
+    """Else they would be hidden wherever demonstrations explain them, as words that are new."""
+    new = ("march", "halt", "salute")
+    policy = in_context(make(demos()), replace(demos(), tasks=new))
+    obs, noise = words(), torch.randn(3, 4, 2)
+    chunk = policy.act(obs, noise=noise)
+    save_policy(policy, tmp_path / "policy")
+    same = load_policy(tmp_path / "policy")
+    assert isinstance(same, RICLPolicy) and same.known == (*TASKS, *new)
+    with torch.no_grad():
+        same.encoder.text.position.mul_(-3.0)
+    assert not torch.allclose(same.act(obs, noise=noise), chunk)
+
+
 def test_what_cannot_be_a_base_is_named():
     data = demos(features=FEATURES)
     with pytest.raises(SpecError, match="found VLAPolicy with a fine-tuned copy"):
