@@ -13,7 +13,7 @@ from torch import nn
 
 from robopolicy.config.instantiate import open_arguments, takes
 from robopolicy.config.registry import resolve
-from robopolicy.config.schema import TARGET
+from robopolicy.config.schema import TARGET, signature
 from robopolicy.core.errors import ConfigError, SpecError
 from robopolicy.core.specs import PolicySpec, check_fits, with_cameras
 from robopolicy.core.types import BASE_ACTION, POINTS, RENDERED, TASK, EnvSpec, VecEnv
@@ -107,7 +107,11 @@ def build_policy_for(
     """Build the policy to train; on resume with the weights and the normaliser of the newest checkpoint.
 
     A policy's constructor receives those of these keyword arguments that it names and its config does not set:
-    `spec` (PolicySpec), `normalizer`, `base`, `episodes` (the dataset), `seed`, `device`.
+    `spec` (PolicySpec), `normalizer`, `base`, `episodes` (the dataset), `seed`, `device`. The last three need a
+    default, as a checkpoint holds none of them.
+
+    Raises:
+        ConfigError: the policy's checkpoints could not be loaded, for lack of an argument.
     """
     node = config.policy_node
     names = open_arguments(node, "policy")
@@ -121,6 +125,7 @@ def build_policy_for(
         available["episodes"] = demonstrations if base is not None else required(config, demonstrations)
     given = {name: value for name, value in available.items() if name in names}
     policy = build_policy(node, "policy", **given).to(config.torch_device)
+    _check_loadable(policy)
     if resumed:
         check_same_spec(resumed, policy.spec)
     if env is not None:
@@ -132,6 +137,18 @@ def build_policy_for(
             check_same_statistics(resumed, policy.state_dict(), weights, dataset=config.dataset)
         load_weights(policy, weights, skip="base." if policy.base is not None else "", where=str(resumed))
     return policy
+
+
+def _check_loadable(policy: Policy) -> None:
+    """Raise ConfigError where the constructor needs what neither the config nor a checkpoint holds."""
+    node: dict[str, Any] = policy.config
+    there = {*node, "spec", "normalizer", *(["base"] if policy.base is not None else [])}
+    known = signature(resolve(node, "policy"), node).known
+    if lacking := sorted(name for name, parameter in known.items() if parameter.required and name not in there):
+        raise ConfigError(
+            f"policy={node[TARGET]}: its constructor requires {', '.join(lacking)}, which no checkpoint holds, so no "
+            "checkpoint could be loaded. Give the argument a default, or set it in the config."
+        )
 
 
 def warn_of_random_encoder(config: TrainConfig, policy: Policy) -> None:

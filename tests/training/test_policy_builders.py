@@ -11,7 +11,9 @@ import torch
 
 from robopolicy.cli.verbs import find_verb
 from robopolicy.config.compose import compose
+from robopolicy.config.registry import register
 from robopolicy.core.errors import ConfigError
+from robopolicy.core.specs import PolicySpec
 from robopolicy.core.types import BASE_ACTION, POINTS, STATE, Feature
 from robopolicy.policies.base import Policy
 from robopolicy.policies.factory import build_policy
@@ -139,3 +141,19 @@ def test_an_encoder_that_stays_random_is_warned_of(caplog: pytest.LogCaptureFixt
 
 def test_a_student_of_rpd_reads_no_point_clouds() -> None:
     assert compose(find_verb("train"), ["algo=rpd", "run_dir=run"])["points"] == []
+
+
+@register("policy", "seeded")
+class SeededPolicy(GaussianPolicy):
+    def __init__(self, spec: PolicySpec, normalizer: Normalizer, *, seed: int) -> None:
+        torch.manual_seed(seed)
+        super().__init__(spec, normalizer)
+
+
+def test_a_policy_whose_checkpoints_could_not_be_loaded_is_refused() -> None:
+    """A checkpoint holds its config, spec, normaliser and base, and no run to take a seed from."""
+    given = bare({"_target_": "seeded"}, {"_target_": "bc"}, dataset=Path("demos"))
+    with pytest.raises(ConfigError, match=r"policy=seeded: its constructor requires seed, "):
+        build_policy_for(given, env=None, base=None, demonstrations=DEMOS, resumed=None)
+    given = replace(given, policy={"_target_": "seeded", "seed": 1})
+    assert isinstance(build_policy_for(given, env=None, base=None, demonstrations=DEMOS, resumed=None), SeededPolicy)
