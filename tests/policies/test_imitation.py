@@ -322,3 +322,15 @@ def test_what_is_not_trained_by_imitation_is_refused_by_name() -> None:
 def test_rates_that_learn_nothing_are_refused(algo: str, key: str, value: Any, expected: str) -> None:
     _, found = plan_call(resolve({"_target_": algo}, "algo"), {key: value}, "algo", None)
     assert len(found) == 1 and found[0].startswith(f"algo.{key}: expected ") and expected in found[0]
+
+
+def test_the_average_has_the_statistics_of_batch_normalisation():
+    """A policy of one's own may normalise batches; with the initial statistics its average would act on nonsense."""
+    layers = (nn.Linear(3, 8), nn.BatchNorm1d(8), nn.SiLU(), nn.Linear(8, 8))
+    algo = BC(policy(GaussianPolicy, DATA, network=lambda *_: nn.Sequential(*layers)), steps=4, warmup=0)
+    for _ in range(4):
+        algo.update(batch())
+    learned, acting = (dict(p.network[1].named_buffers()) for p in (algo.model, algo.policy))
+    assert int(acting["num_batches_tracked"]) == 4
+    for name, value in learned.items():
+        assert torch.equal(acting[name], value), name
