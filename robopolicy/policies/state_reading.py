@@ -33,30 +33,33 @@ class StateReading(nn.Module):
 
     Raises:
         SpecError: a name is neither an element, a pattern that matches one, nor a difference of two places; what
-            follows a slash is no positive number.
+            follows a slash is no number from 1e-9 to 1e9.
     """
 
     columns: Tensor  # int64, elements that are read
     ends: Tensor  # int64 [2 Dd]: columns of a and of b
     affine: Affine | None  # of the differences; None where there are none
-    lens: Tensor  # [Ds Dm] makes what is magnified of a state in physical units
+    near: Tensor  # int64 [2 Dm]: columns of what is magnified, and of what is taken from it
+    factors: Tensor  # [2 Dm] of both: 1 / unit, and 0 where nothing is taken from it
 
     def __init__(self, feature: Feature, names: Sequence[str] | None, *, where: str) -> None:
         super().__init__()
         pairs: dict[tuple[int, int], None] = {}
-        near = [] if names is None else [name for name in names if _is_magnified(feature, name)]
-        rest = None if names is None else [name for name in names if name not in near]
+        magnified = [] if names is None else [name for name in names if _is_magnified(feature, name)]
+        rest = None if names is None else [name for name in names if name not in magnified]
         plain = None if rest is None else [name for name in rest if not _add_difference(feature, name, pairs, where)]
         columns = state_columns(feature, plain, where=where)
         self.register_buffer("columns", torch.tensor(columns, dtype=torch.int64), persistent=False)
         self.register_buffer("ends", torch.tensor(list(pairs), dtype=torch.int64).reshape(-1, 2).T, persistent=False)
         self.affine = Affine((len(pairs),)) if pairs else None
-        self.register_buffer("lens", _lens(feature, near, where), persistent=False)
+        near, factors = _magnified(feature, magnified, where)
+        self.register_buffer("near", near, persistent=False)
+        self.register_buffer("factors", factors, persistent=False)
 
     @property
     def dim(self) -> int:
         """Return the number of elements and differences, and of what is magnified."""
-        return len(self.columns) + self.ends.shape[1] + self.lens.shape[1]
+        return len(self.columns) + self.ends.shape[1] + self.near.shape[1]
 
     def fit(self, states: Tensor | None, scale: Tensor, *, min_std: float = 0.05) -> None:
         """Set mean and deviation of the differences.
@@ -85,8 +88,9 @@ class StateReading(nn.Module):
             a, b = self.ends
             apart = (state[..., a] - state[..., b] - self.affine.shift) / self.affine.scale
             read.append(apart.clamp(-_CLIP, _CLIP))
-        if self.lens.shape[1]:
-            read.append((state @ self.lens).clamp(-1.0, 1.0))
+        if self.near.shape[1]:
+            a, b = self.near
+            read.append((state[..., a] * self.factors[0] - state[..., b] * self.factors[1]).clamp(-1.0, 1.0))
         return read[0] if len(read) == 1 else torch.cat(read, dim=-1)
 
 
@@ -94,23 +98,24 @@ def _is_magnified(feature: Feature, name: str) -> bool:
     return "/" in name and not any(fnmatchcase(element, name) for element in feature.names or ())
 
 
-def _lens(feature: Feature, names: Sequence[str], where: str) -> Tensor:
-    """Return the matrix [Ds Dm] that divides what is magnified by its unit."""
-    columns, each = list[Tensor](), torch.eye(feature.shape[0])
+def _magnified(feature: Feature, names: Sequence[str], where: str) -> tuple[Tensor, Tensor]:
+    """Return the columns [2 Dm] of what is magnified, and its factors [2 Dm]."""
+    columns, factors = list[tuple[int, int]](), list[tuple[float, float]]()
     for name in names:
-        read, _, unit = name.rpartition("/")
+        read, _, text = name.rpartition("/")
         try:
-            size = float(unit)
+            unit = float(text)
         except ValueError:
-            size = math.nan
-        if not 0.0 < size < math.inf:
-            raise SpecError(f"{where}: {name!r}: expected a positive number after the slash, in units of {read}")
+            unit = math.nan
+        if not 1e-9 <= unit <= 1e9:
+            raise SpecError(f"{where}: {name!r}: expected 1e-9 to 1e9 after the slash, in units of {read}")
         pairs: dict[tuple[int, int], None] = {}
         if _add_difference(feature, read, pairs, where):
-            columns += [(each[a] - each[b]) / size for a, b in pairs]
+            columns, factors = [*columns, *pairs], [*factors, *((1 / unit, 1 / unit) for _ in pairs)]
         else:
-            columns += [each[a] / size for a in state_columns(feature, [read], where=where)]
-    return torch.stack(columns, dim=1) if columns else torch.zeros(feature.shape[0], 0)
+            found = state_columns(feature, [read], where=where)
+            columns, factors = [*columns, *((a, a) for a in found)], [*factors, *((1 / unit, 0.0) for _ in found)]
+    return torch.tensor(columns, dtype=torch.int64).reshape(-1, 2).T, torch.tensor(factors).reshape(-1, 2).T
 
 
 def _add_difference(feature: Feature, name: str, pairs: dict[tuple[int, int], None], where: str) -> bool:
