@@ -59,7 +59,7 @@ class Bag:
         if str(about.get("compression_mode") or "").upper() == "MESSAGE":
             raise _compressed(f"{path}: metadata.yaml, compression_mode")
         custom = about.get("custom_data")
-        self.about = {str(k): str(v) for k, v in custom.items() if v is not None} if isinstance(custom, dict) else {}
+        self.about = {str(k): str(v) for k, v in custom.items()} if isinstance(custom, dict) else {}
         check_links(path, where=str(path), error=DataError)
         self.files = _named(path, about) or _files(path)
         if not self.files:

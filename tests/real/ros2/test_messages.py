@@ -74,7 +74,7 @@ def changed(**changes):
         ({"cameras__observation.images.wrist__name": "camera/front/image_raw"}, "two of them have one topic"),
         ({"cameras__wrist": {"name": "x", "rate_hz": 5}}, r"cameras.wrist.*match pattern .*images"),
         ({"cameras__observation.images.wrist__type": "jpeg"}, "type: .*'image' or 'compressed', found 'jpeg'"),
-        ({"cameras__observation.images.wrist__rate_hz": 0}, r"images.wrist.rate_hz: .* greater than 0"),
+        ({"cameras__observation.images.wrist__rate_hz": 0}, r"images.wrist.rate_hz: .* equal to 0.01, found 0"),
         (
             {"cameras__observation.images.side__latency_s": -0.1},
             r"images.side.latency_s: .* greater than or equal to 0",
