@@ -9,8 +9,8 @@ from robopolicy.config.hydra_configs import choices, group_files
 from robopolicy.core.errors import RobopolicyError
 
 SCRIPT = """_robopolicy() {
-    local IFS=$'\\n'
-    COMPREPLY=($("${1:-robopolicy}" --complete "${COMP_LINE:0:COMP_POINT}"))
+    local IFS=$'\\n' program=${1:-robopolicy}
+    COMPREPLY=($("${program/#\\~/$HOME}" --complete "${COMP_LINE:0:COMP_POINT}"))
     [[ ${#COMPREPLY[@]} -ne 1 || ${COMPREPLY[0]} != *[=.] ]] || compopt -o nospace
 }
 complete -o default -F _robopolicy robopolicy"""

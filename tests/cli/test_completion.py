@@ -47,13 +47,19 @@ def test_bash_completes(tmp_path: Path) -> None:
     assert done.stdout.split() == ["residual_sample_efficient", "residual_scratch", "residual_synthetic"]
 
 
-def test_bash_completes_a_command_by_its_path_and_values_that_are_files(tmp_path: Path) -> None:
+@pytest.mark.parametrize("typed", ["{}/robopolicy", "'~/robopolicy'"], ids=["path", "home"])
+def test_bash_completes_a_command_by_its_path_and_values_that_are_files(tmp_path: Path, typed: str) -> None:
     program = tmp_path / "robopolicy"
     program.write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n')
     program.chmod(0o755)
-    script = f'{SCRIPT}\nCOMP_LINE="x" COMP_POINT=1; _robopolicy {program}; echo "${{COMPREPLY[@]}}"; complete -p'
+    command = typed.format(tmp_path)
+    script = f'{SCRIPT}\nCOMP_LINE="x" COMP_POINT=1; _robopolicy {command}; echo "${{COMPREPLY[@]}}"; complete -p'
     done = subprocess.run(
-        ["bash", "-c", script], env={"PATH": "/usr/bin:/bin"}, capture_output=True, text=True, check=True
+        ["bash", "-c", script],
+        env={"PATH": "/usr/bin:/bin", "HOME": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=True,
     )
     words, rules = done.stdout.splitlines()[:2]
     assert words == "--complete x" and "-o default" in rules
