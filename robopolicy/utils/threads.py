@@ -10,7 +10,7 @@ _MOST = 1024  # torch waits without end for more than the system gives
 
 
 def set_threads(threads: int | None) -> None:
-    """Set it; None: torch's choice.
+    """Set the number of torch's threads; None leaves torch's own choice.
 
     Raises:
         ConfigError: more threads than any machine has use for.
