@@ -210,12 +210,12 @@ class ChunkLearner:
         loss = self.imitation_loss(cond, chunk, weight)
         return {"actor/imitation": float(loss.detach()), "actor/grad_norm": float(self._step_actor(loss))}
 
-    def imitation_loss(self, cond: Tensor, chunk: Tensor, weight: Tensor) -> Tensor:
+    def imitation_loss(self, cond: Tensor, chunk: Tensor, weight: Tensor, *, of_chunk: bool = False) -> Tensor:
         """Compute the learned weights' loss [] at `noise_samples` fine-tuned steps of each chunk; see `imitate`."""
         cond, chunk, weight = (x.repeat_interleave(self.noise_samples, dim=0) for x in (cond, chunk, weight))
         noise = torch.randn(chunk.shape, generator=self.generator).to(self.device)
         k = torch.randint(self.policy.finetuned_steps, (len(chunk),), generator=self.generator).to(self.device)
-        return self.learned.finetuned_loss(cond, chunk, weight, k=k, noise=noise)
+        return self.learned.finetuned_loss(cond, chunk, weight, k=k, noise=noise, of_chunk=of_chunk)
 
     def _step_actor(self, loss: Tensor) -> Tensor:
         """Take a step of the weights that learn, which the policy's follow; return the gradient's norm []."""

@@ -6,7 +6,8 @@ last K' steps. No gradient passes through Q, and no env step is needed for a pol
 
 Differences from the paper: a group shares the steps of the frozen network. The score is a lower bound of the gain over
 the base, mean − confidence·deviation of the heads' gains. KL(policy ‖ base) is penalised by a weight that falls
-geometrically. An average of the weights acts.
+geometrically. Imitation has the error of the chunk that the network expects: the error of a velocity is 1/(1 − t) times
+that, and drowned the advantages of flows. An average of the weights acts.
 """
 
 from __future__ import annotations
@@ -138,7 +139,7 @@ class OGPO(ChunkLearner):
                 loss, stats = self.objective.loss(samples, part)
                 loss = share * loss  # as if the chains that do not count had a loss of 0
                 if self.imitation and bool(good.any()):
-                    imitation = self.imitation_loss(cond, chunk, good.float())
+                    imitation = self.imitation_loss(cond, chunk, good.float(), of_chunk=True)
                     loss = loss + self.imitation * imitation
                     metrics["actor/imitation"] = float(imitation.detach())
                 norm = self._step_actor(loss)

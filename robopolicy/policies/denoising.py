@@ -154,15 +154,22 @@ class ChunkDenoiser(DenoisingPolicy):
     def noised(self, action: Tensor, noise: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
         """Compute latents [B H Da] before sampling steps `index` [B], and their regression targets [B H Da]."""
 
-    def finetuned_loss(self, cond: Tensor, action: Tensor, keep: Tensor, *, k: Tensor, noise: Tensor) -> Tensor:
+    def finetuned_loss(
+        self, cond: Tensor, action: Tensor, keep: Tensor, *, k: Tensor, noise: Tensor, of_chunk: bool = False
+    ) -> Tensor:
         """Compute `loss` [] of the fine-tuned copy at its steps: the same error, at times of the sampling grid.
 
         Args:
             cond: [B C]. action: [B H Da] normalised. keep: [B H] weight of each step, or bool.
             k: [B] int64, 0 the noisiest … K'−1. noise: [B H Da] standard normal.
+            of_chunk: take the error of the chunk that the network expects, in place of the error of its output.
         """
-        x, target = self.noised(action, noise, k + len(self.times) - self.finetuned_steps)
-        error = (self.prediction(cond, x, k) - target)[:, : keep.shape[1]].square().mean(-1)  # [B H]
+        index = k + len(self.times) - self.finetuned_steps
+        x, target = self.noised(action, noise, index)
+        found = self.prediction(cond, x, k)
+        if of_chunk:
+            found, target = self.clean(x, found, index), action
+        error = (found - target)[:, : keep.shape[1]].square().mean(-1)  # [B H]
         return (error * keep).sum() / keep.sum()
 
     @abstractmethod

@@ -160,7 +160,7 @@ def test_a_strong_anchor_keeps_the_policy_near_its_base():
 def test_only_successes_and_demonstrations_are_imitated():
     algo, found = make(), []
     right(algo)
-    algo.imitation_loss = lambda cond, chunk, weight: (
+    algo.imitation_loss = lambda cond, chunk, weight, of_chunk: (
         found.append(weight) or weight.sum() * next(iter(algo.learned.finetuned_parameters())).sum()
     )
     batch = batch_of(algo.policy, 4, steps=3)

@@ -131,13 +131,15 @@ class LeRobotFlow(Reader, FlowPolicy):
         time = network.embed_time(self.times[k + len(self.times) - self.finetuned_steps])
         return network.denoise(x, network.embed_cond(cond) + time)
 
-    def finetuned_loss(self, cond: Tensor, action: Tensor, keep: Tensor, *, k: Tensor, noise: Tensor) -> Tensor:
+    def finetuned_loss(
+        self, cond: Tensor, action: Tensor, keep: Tensor, *, k: Tensor, noise: Tensor, of_chunk: bool = False
+    ) -> Tensor:
         """See ChunkDenoiser; LeRobot pads actions with zeros, whose noise is a function of `noise` here."""
         below = (len(action), self.layout.rows - action.shape[1], action.shape[2])
         generator = torch.Generator().manual_seed(seeds_of(noise.flatten()[None])[0])
         noise = torch.cat([noise, torch.randn(below, generator=generator).to(noise)], dim=1)
         action = torch.cat([action, action.new_zeros(below)], dim=1)
-        return super().finetuned_loss(cond, action, keep, k=k, noise=noise)
+        return super().finetuned_loss(cond, action, keep, k=k, noise=noise, of_chunk=of_chunk)
 
     def loss(self, batch: dict[str, Any]) -> tuple[Tensor, Metrics]:
         """Not here.
