@@ -183,10 +183,10 @@ class Flow:
 
     def _is_worse(self, path: Path, episodes: int) -> bool:
         """Return whether a policy is significantly worse than the accepted one on paired validation episodes."""
-        env, found = None, []
-        for policy, called in ((self.policy, "sampled"), (path, "online")):
+        env, found, n = None, [], min(self.num_envs or NUM_ENVS, episodes)
+        for policy, called in ((self.policy, f"sampled-{n}"), (path, "online")):
             ref = PolicyRef.of(policy, "latest", self.out / "look")
-            env = env or env_of(self.task, ref, min(self.num_envs or NUM_ENVS, episodes))
+            env = env or env_of(self.task, ref, n)
             loaded = load_policy(ref.policy, device=self.common["device"], env=env.spec)
             found.append(evaluated_rows(loaded, env, ref, called, episodes, "validation", deterministic=False))
         return compare(*found).b_is_worse

@@ -43,7 +43,7 @@ from robopolicy.utils.atomic import write_atomically
 from robopolicy.utils.other_work import OtherWork
 from robopolicy.utils.threads import set_threads
 
-NUM_ENVS = 50  # of the look
+NUM_ENVS = 50  # of the look; rows are named by their N, as those of another show another speed
 FACTS = "facts.json"  # of the look
 
 
@@ -167,7 +167,7 @@ def _look(ref: PolicyRef, env: VecEnv, episodes: int, dataset: Path | None, devi
     policy = load_policy(ref.policy, device=device, env=env.spec)
     of_dataset = _of_dataset(policy.spec, ref.policy, dataset)  # refuses before anything is played
     others = OtherWork()
-    rows = evaluated_rows(policy, env, ref, "sampled", episodes, "validation", deterministic=False)
+    rows = evaluated_rows(policy, env, ref, f"sampled-{env.num_envs}", episodes, "validation", deterministic=False)
     share = others.share()
     mode = evaluated_rows(policy, env, ref, "mode", episodes, "validation", deterministic=True)
     facts = facts_of(policy, rows, mode, at_a_time=env.num_envs, demonstrations=dataset is not None)

@@ -442,7 +442,7 @@ def test_a_task_of_a_suite_takes_the_same_path(tmp_path: Path) -> None:
 def test_a_refined_policy_that_is_shown_to_be_worse_is_not_built_on(
     finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, after: list[bool], worse: bool
 ) -> None:
-    rows = {"sampled": make_rows([True] * 10), "online": make_rows(after)}
+    rows = {"sampled-10": make_rows([True] * 10), "online": make_rows(after)}
     monkeypatch.setattr(pipeline_stages, "evaluated_rows", lambda policy, env, ref, called, *_, **__: rows[called])
     task = (read_config(finished / "imitate") or {})["task"]
     flow = pipeline_stages.Flow(tmp_path, task, None, {}, common={"device": "cpu"})

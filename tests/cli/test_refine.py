@@ -5,6 +5,7 @@ import shlex
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -24,6 +25,7 @@ from robopolicy.policies.flow import FlowPolicy
 from robopolicy.runs.run_dir import read_config
 from robopolicy.training import refinement_rules
 from tests.evaluation.points import make_rows
+from tests.fakes import PointEnv, PointPolicy
 from tests.toy import policy, random_episodes
 
 QUIET = ("task=reach", "tracker=quiet", "seed=0", "threads=1")
@@ -110,18 +112,29 @@ def test_a_base_is_looked_at_refined_and_compared(
     written, run = compose(find_verb("train"), by_hand[2:]), read_config(out / "refined")
     unlike = {k for k in written if k not in ("tracker", "run_dir") and plain(written[k]) != plain((run or {}).get(k))}
     assert not unlike, {k: (written[k], (run or {}).get(k)) for k in unlike}
-    looked = (out / "look" / "episodes-sampled.csv").read_bytes()
+    looked = (out / "look" / "episodes-sampled-20.csv").read_bytes()
     assert main([*command, f"out={out}", "look_episodes=30", "seed=1"]) == 1
     refused = capsys.readouterr()
     assert "refined began with the facts in" in refused.out, "another speed would choose other settings"
     assert "seed: was 0, now 1" in refused.err and "give a new out=" in refused.err
-    assert (out / "look" / "episodes-sampled.csv").read_bytes() == looked
+    assert (out / "look" / "episodes-sampled-20.csv").read_bytes() == looked
     monkeypatch.setattr(cli, "invoke", lambda verb, *_, **__: SimpleNamespace(b_is_worse=True))
     assert main([*command, f"out={tmp_path / 'again'}"]) == 0
     again = capsys.readouterr().out
     assert "worse than its base" in again
     found = json.loads((out / "refined" / "comparison.json").read_text())
     assert ("worse than its base" in said) == (found["verdict"] == f"{found['a']} is better"), found
+
+
+def test_a_speed_is_not_taken_from_rows_that_more_envs_played(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ref: Any = SimpleNamespace(policy=Path("bc"), out=tmp_path, ident="bc", name="bc")
+    monkeypatch.setattr(cli, "load_policy", lambda *_, **__: PointPolicy(noise=0.1))
+    for episodes, at_a_time, again in ((8, 4, False), (6, 4, True), (2, 2, False)):
+        cli._look(ref, PointEnv(at_a_time), episodes, None, "cpu")
+        said = capsys.readouterr().out
+        assert (f"episodes-sampled-{at_a_time}.csv: rows of" in said) == again, said
 
 
 @pytest.mark.parametrize(("kind", "played", "chunks"), [
