@@ -43,7 +43,7 @@ def with_teacher_episodes(config: TrainConfig, teacher: Policy | None, env: VecE
         raise config.missing("dataset", "Give dataset=<path>, or task=<name> to record the teacher's own episodes.")
     out, episodes, path = config.run_dir / FOLDER, config.teacher_episodes or _EPISODES, config.teacher
     facts = {"teacher": policy_digest(find_policy(path)), "asked": episodes}
-    facts |= {"sampling": config.teacher_sampling} if config.teacher_sampling else {}
+    facts |= {"sampling": config.teacher_sampling or None}
 
     def record() -> None:
         if not _is_there(config, env, facts):

@@ -97,6 +97,10 @@ def test_the_teacher_plays_by_the_sampler_that_is_asked_for(
     sampling = {"sampler": "ddim", "eta": 0.0}
     assert distill(teachers / "bc", run, "teacher_sampling={sampler: ddim, eta: 0.0}") == 0
     assert asked == [sampling]
+    (tmp_path / "other").mkdir()
+    (run / FOLDER).rename(tmp_path / "other" / FOLDER)  # as of a run that was stopped before its first checkpoint
+    assert distill(teachers / "bc", tmp_path / "other") == 0
+    assert asked == [sampling, None], "these episodes are of another sampler"
     env = build({"_target_": "native", "task": "reach"}, "task", num_envs=1, seed=0)
     played = usual(env, teachers / "bc", sampling={"sampler": "ddim", "eta": 0.5})
     assert not torch.equal(played.policy.steps, load_policy(teachers / "bc").steps)
