@@ -95,7 +95,10 @@ def pipeline(
         raise ConfigError(
             f"out={out}: is a run or a dataset. A pipeline puts its stages below a folder: give a new one"
         )
-    out.mkdir(parents=True, exist_ok=True)
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except (FileExistsError, NotADirectoryError):
+        raise ConfigError(f"out={out}: is a file, or lies below one. Give a folder.") from None
     _check_folders(out)
     with claimed(out, "out"):
         flow = begin(out, base, dataset, task, stages, more, rollouts=rollouts, rounds=rounds, demos=demos,

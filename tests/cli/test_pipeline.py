@@ -499,6 +499,13 @@ def test_nonsense_is_refused_before_any_stage(
     assert not (tmp_path / "out" / "imitate").exists()
 
 
+def test_a_file_as_its_folder_is_refused_by_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "file").touch()
+    for out in (tmp_path / "file", tmp_path / "file" / "out"):
+        assert main(["pipeline", "task=reach", "demos=4", f"out={out}", *MORE]) == 1
+        assert f"out={out}: is a file, or lies below one. Give a folder." in capsys.readouterr().err
+
+
 def test_an_edited_record_sets_no_other_key(tmp_path: Path) -> None:
     flow = pipeline_stages.Flow(tmp_path, {}, None, {})
     flow.records["online"].overrides = ("algo=residual", "run_dir=elsewhere")
