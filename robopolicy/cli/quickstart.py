@@ -13,7 +13,10 @@ from rich.console import Console
 from rich.table import Table
 
 from robopolicy.cli.main import invoke
+from robopolicy.cli.verbs import find_verb
+from robopolicy.config.compose import compose
 from robopolicy.config.schema import Count, Fraction, Natural, Node, Seed
+from robopolicy.core.errors import ConfigError
 from robopolicy.datasets.metadata import recorded
 from robopolicy.evaluation.compare import Comparison, format_p
 from robopolicy.runs.logger import grouped
@@ -44,7 +47,11 @@ def quickstart(
 
     Returns:
         The comparison of the refined policy with its base.
+
+    Raises:
+        ConfigError: the refinement would end before it learns.
     """
+    _check_steps(rl_steps)
     console = Console()
     data, base, refined = out / "data", out / "bc", out / "residual"
     stages = Stages(console, total=5)
@@ -76,6 +83,16 @@ def quickstart(
     page = stages.run("report", "one page with all of it", lambda: invoke("report", run_dir=refined))
     _summary(console, stages, result, page, out)
     return result
+
+
+def _check_steps(rl_steps: int) -> None:
+    """Refuse a refinement that ends within its warm-up, before the stages that come first."""
+    warmup = compose(find_verb("train"), ["algo=residual"], settings={"run_dir": "residual"})["loop"]["warmup_steps"]
+    if rl_steps <= warmup:
+        raise ConfigError(
+            f"rl_steps={rl_steps}: expected more than {warmup}, in which the base acts alone and nothing is learned. "
+            "Raise it."
+        )
 
 
 class Stages:

@@ -3,8 +3,10 @@ from __future__ import annotations
 import io
 from pathlib import Path
 
+import pytest
 from rich.console import Console
 
+from robopolicy.cli.main import main
 from robopolicy.cli.quickstart import Stages, _summary
 from robopolicy.evaluation.compare import compare
 from tests.evaluation.points import make_rows
@@ -18,3 +20,12 @@ def test_the_end_names_report_data_and_policies() -> None:
     lines = console.file.getvalue().splitlines()
     assert lines[-2:] == ["open runs/q/residual/report.html in a browser",
                           "demonstrations, base and refined policy: runs/q/{data,bc,residual}"]  # fmt: skip
+
+
+def test_a_refinement_that_would_not_learn_is_refused_before_the_first_stage(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["quickstart", "task=reach", f"out={tmp_path / 'q'}", "tracker=quiet", "demos=2", "expert_noise=0"]
+    assert main([*command, "bc_steps=1", "rl_steps=6000"]) == 1
+    assert "rl_steps=6000: expected more than 6000, in which the base acts alone" in capsys.readouterr().err
+    assert not (tmp_path / "q").exists()
