@@ -49,7 +49,7 @@ def call(verb: Verb, config: dict[str, Any]) -> Any:
         if verb.name not in _RUNS:
             return function(**arguments)
         begun = has_stage if verb.name == "quickstart" else has_checkpoint
-        with open_run(arguments[_RUNS[verb.name]], config, begun=begun):
+        with open_run(arguments[_RUNS[verb.name]], config, begun=begun, key=_RUNS[verb.name]):
             return function(**arguments)
 
 

@@ -88,12 +88,13 @@ def check_no_dataset(path: Path, key: str) -> None:
 
 @contextlib.contextmanager
 def open_run(
-    run_dir: Path, config: Mapping[str, Any], *, begun: Callable[[Path], bool] = has_checkpoint
+    run_dir: Path, config: Mapping[str, Any], *, begun: Callable[[Path], bool] = has_checkpoint, key: str = "run_dir"
 ) -> Iterator[None]:
     """Lock a run directory while the block lasts, and write its config and the provenance of this start.
 
     Args:
         begun: tells whether the run has results of its config; before that another config replaces it.
+        key: that names the directory on the command line.
 
     Raises:
         ConfigError: another process has the lock, the run began with another config (the differing keys are listed),
@@ -102,15 +103,15 @@ def open_run(
     try:
         run_dir.mkdir(parents=True, exist_ok=True)
     except (FileExistsError, NotADirectoryError):
-        raise ConfigError(f"run_dir={run_dir}: is a file, or lies below one. Give a folder, new or of a run.") from None
-    check_no_dataset(run_dir, "run_dir")
-    check_links(run_dir, apart=WANDB, where=f"run_dir={run_dir}", error=ConfigError)
-    with claimed(run_dir, "run_dir"):
+        raise ConfigError(f"{key}={run_dir}: is a file, or lies below one. Give a folder, new or of a run.") from None
+    check_no_dataset(run_dir, key)
+    check_links(run_dir, apart=WANDB, where=f"{key}={run_dir}", error=ConfigError)
+    with claimed(run_dir, key):
         if begun(run_dir):
             config = with_choices(config, read_config(run_dir))
-            check_same(run_dir, config)
+            check_same(run_dir, config, key=key)
         else:
-            _forget(run_dir)
+            _forget(run_dir, key)
             (run_dir / PROVENANCE).unlink(missing_ok=True)
         write_provenance(run_dir)
         write_atomically(run_dir / CONFIG, dump(config))
@@ -135,7 +136,7 @@ def removed_if_nothing_came(folder: Path) -> Iterator[None]:
         raise
 
 
-def _forget(run_dir: Path) -> None:
+def _forget(run_dir: Path, key: str) -> None:
     """Remove the files of a run without results; the next run may have another config.
 
     Raises:
@@ -144,10 +145,10 @@ def _forget(run_dir: Path) -> None:
     if read_config(run_dir) is None:
         return
     if not (run_dir / PROVENANCE).exists():
-        raise ConfigError(f"run_dir={run_dir}: holds a {CONFIG} that no run of robopolicy wrote. Give a new folder.")
+        raise ConfigError(f"{key}={run_dir}: holds a {CONFIG} that no run of robopolicy wrote. Give a new folder.")
     if left := sorted(path.name for pattern in _EVALUATED for path in run_dir.glob(pattern)):
         raise ConfigError(
-            f"run_dir={run_dir}: has no checkpoint any more, and {left[0]} is of weights that are gone. Give a new "
+            f"{key}={run_dir}: has no checkpoint any more, and {left[0]} is of weights that are gone. Give a new "
             "folder, or remove this one"
         )
     for name in (CONFIG, "wandb_id", INPUTS, FINISHED):  # the config first: a start killed here is then as none
@@ -155,7 +156,7 @@ def _forget(run_dir: Path) -> None:
     shutil.rmtree(run_dir / "evaluations", ignore_errors=True)
 
 
-def check_same(run_dir: Path, config: Mapping[str, Any]) -> None:
+def check_same(run_dir: Path, config: Mapping[str, Any], *, key: str = "run_dir") -> None:
     """Refuse to resume a run with another config.
 
     Allowed are more steps, other trackers, another path of a dataset or policy with the same contents, and an option
@@ -168,7 +169,7 @@ def check_same(run_dir: Path, config: Mapping[str, Any]) -> None:
     before = read_config(run_dir)
     if before is None:
         if has_checkpoint(run_dir):
-            raise ConfigError(f"run_dir={run_dir}: holds checkpoints but no {CONFIG}; give a new run_dir")
+            raise ConfigError(f"{key}={run_dir}: holds checkpoints but no {CONFIG}; give a new {key}")
         return
     config = with_choices(config, before)
     old, new = flatten(compared_keys(before)), flatten(compared_keys(config))
@@ -181,22 +182,23 @@ def check_same(run_dir: Path, config: Mapping[str, Any]) -> None:
     ]  # fmt: skip
     if differ:
         lines = [f"  - {k}: was {shown(old, k, config)}, now {shown(new, k, before)}" for k in differ]
+        longer = " Only more steps are accepted." if "loop" in config else ""
         raise ConfigError(
-            f"run_dir={run_dir} was begun with another config:\n" + "\n".join(lines) + "\n"
-            "Repeat the old values to resume it, or give a new run_dir. Only more steps are accepted."
+            f"{key}={run_dir} was begun with another config:\n" + "\n".join(lines) + "\n"
+            f"Repeat the old values to resume it, or give a new {key}.{longer}"
         )
     if changed := changed_inputs(run_dir, config):
-        lines = [f"  - {key}={new.get(key)}" for key in changed]
+        lines = [f"  - {name}={new.get(name)}" for name in changed]
         raise ConfigError(
-            f"run_dir={run_dir} was begun with other contents of\n" + "\n".join(lines) + "\n"
-            "Restore them to resume it, or give a new run_dir."
+            f"{key}={run_dir} was begun with other contents of\n" + "\n".join(lines) + "\n"
+            f"Restore them to resume it, or give a new {key}."
         )
-    for key in schedule_keys(config):
-        if old.get(key) != new.get(key):
+    for steps in schedule_keys(config):
+        if old.get(steps) != new.get(steps):
             _log.warning(
                 "run_dir=%s: %s was %s, now %s. Learning follows a schedule over it, which jumps back to an earlier "
                 "phase: the result differs from that of a run of %s from the beginning. For that one give a new "
-                "run_dir.", run_dir, key, old.get(key), new[key], new[key],
+                "run_dir.", run_dir, steps, old.get(steps), new[steps], new[steps],
             )  # fmt: skip
 
 
