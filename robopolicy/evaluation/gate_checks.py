@@ -8,6 +8,7 @@ from robopolicy.datasets.episodes import Episodes, succeeded
 from robopolicy.policies.base import DenoisingPolicy, LikelihoodPolicy, Policy
 
 FEWEST = 20  # episodes that a decision needs
+DIVERGED = 0.01  # largest share of imagined episodes with non-finite numbers of a policy that is accepted
 Reader = DenoisingPolicy | LikelihoodPolicy  # policies whose encoded observations critics can read
 
 

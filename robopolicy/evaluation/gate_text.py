@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from robopolicy.evaluation.gate_checks import DIVERGED
 from robopolicy.evaluation.off_policy_evaluation import FARTHEST, GateResult
 
 
@@ -11,10 +12,15 @@ def text(result: GateResult) -> str:
     if result.estimator == "world_model":
         gain, low, high = (100 * value for value in (result.gain, result.low, result.high))
         unsure = " and ".join(f"{100 * value:.0f}%" for value in (result.uncertain, result.base_uncertain))
+        lost = (
+            f"Its numbers are not finite in {100 * result.diverged:.1f}% of the candidate's or the base's episodes, "
+            f"expected at most {100 * DIVERGED:g}%: this alone refuses."
+        )
         return "\n".join([
             f"{decided}: success changes by {gain:+.1f} points ({low:+.1f} to {high:+.1f} at {100 * result.level:g}% "
             f"each), in a world model from {result.episodes} {result.starts}. It is too uncertain of {unsure} of the "
             "candidate's and the base's episodes. Those of the candidate are failures, those of the base do not count.",
+            *([lost] if result.diverged > DIVERGED else []),
             *(f"The model would not do to learn in: {fault}" for fault in result.faults),
             "The bounds are those of starts and members: errors that all members share are not in them. Where you can "
             "play episodes, compare too.",

@@ -53,7 +53,8 @@ class GateResult:
     world model the number of its starts. `without_run`: policies, "candidate" or "base", that no run lies beside: they
     count as having learned from none of the episodes. `distance`: of the candidate's chunks from the recorded ones, as
     a multiple of the base's, at most FARTHEST. `uncertain`, `base_uncertain`: shares of their imagined episodes of
-    which the world model is too uncertain, by `trust` times its bound. `faults`: why it would not do to learn in.
+    which the world model is too uncertain, by `trust` times its bound. `diverged`: share of the candidate's or of the
+    base's, the larger one, in which its numbers are not finite. `faults`: why it would not do to learn in.
     `starts`: where its episodes begin.
     """
 
@@ -68,6 +69,7 @@ class GateResult:
     uncertain: float = 0.0
     base_uncertain: float = 0.0
     trust: float = 1.0
+    diverged: float = 0.0
     faults: tuple[str, ...] = ()
     starts: str = "held-out starts"
     estimator: Literal["fitted_q", "world_model"] = "fitted_q"

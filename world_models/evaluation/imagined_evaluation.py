@@ -18,7 +18,6 @@ from robopolicy.world_models.models.dynamics import History
 from robopolicy.world_models.models.world import World
 
 FEWEST = 10  # starts of a meaningful evaluation
-DIVERGED = 0.01  # largest share of episodes with non-finite numbers of a policy that is accepted
 _VALIDATION = 1 << 40  # the first seed of the validation split: these episodes are never learned from
 _ENVS = 500
 

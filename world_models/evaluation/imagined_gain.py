@@ -6,12 +6,11 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from robopolicy.evaluation.gate_checks import check_level
+from robopolicy.evaluation.gate_checks import DIVERGED, check_level
 from robopolicy.evaluation.off_policy_evaluation import GateResult
 from robopolicy.policies.base import Policy
 from robopolicy.world_models.envs.imagined import ImaginedEnv
 from robopolicy.world_models.evaluation.imagined_evaluation import (
-    DIVERGED,
     ImaginedEvaluation,
     ImaginedScores,
     crossed_bootstrap,
@@ -73,7 +72,8 @@ def decided_beside(base: PlayedBase, candidate: Policy, *, level: float = 0.9, s
     lost = max(_share(scores.diverged) for scores in (now, before))
     return GateResult(
         gain.low > 0.0 and lost <= DIVERGED, *gain, level, now.success.shape[1], uncertain=_share(now.uncertain),
-        base_uncertain=_share(before.uncertain), trust=base.evaluation.trust, estimator="world_model",
+        base_uncertain=_share(before.uncertain), trust=base.evaluation.trust, diverged=lost,
+        estimator="world_model",
     )  # fmt: skip
 
 

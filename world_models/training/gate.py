@@ -18,12 +18,12 @@ from robopolicy.config.schema import Count, Fraction, Natural
 from robopolicy.core.errors import CheckpointError, RobopolicyError
 from robopolicy.core.protocols import Checkpoints
 from robopolicy.core.types import Metrics
+from robopolicy.evaluation.gate_checks import DIVERGED
 from robopolicy.evaluation.statistics import Interval
 from robopolicy.policies.base import Policy
 from robopolicy.utils.atomic import write_atomically
 from robopolicy.world_models.envs.imagined import ImaginedEnv
 from robopolicy.world_models.evaluation.imagined_evaluation import (
-    DIVERGED,
     ImaginedEvaluation,
     ImaginedScores,
     crossed_bootstrap,

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from robopolicy.core.errors import ConfigError
+from robopolicy.evaluation.gate_text import text
 from robopolicy.evaluation.statistics import wilson
 from robopolicy.world_models.envs.imagined import ImaginedEnv
 from robopolicy.world_models.evaluation import imagined_gain
@@ -77,6 +78,7 @@ def test_neither_policy_may_leave_what_the_model_can_compute(monkeypatch: pytest
     monkeypatch.setattr(imagined_gain, "evaluate_in_imagination", lambda *_: scores.pop())
     found = decide_in_imagination(Walker(), Walker(), env())
     assert found.low == 1.0 and not found.accepted
+    assert "not finite in 5.0% of the candidate's or the base's episodes, expected at most 1%" in text(found)
 
 
 def test_a_candidate_that_the_model_cannot_compute_is_refused() -> None:
