@@ -95,11 +95,7 @@ def pipeline(
         raise ConfigError(
             f"out={out}: is a run or a dataset. A pipeline puts its stages below a folder: give a new one"
         )
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except (FileExistsError, NotADirectoryError):
-        raise ConfigError(f"out={out}: is a file, or lies below one. Give a folder.") from None
-    _check_folders(out)
+    _make_folder(out)
     with claimed(out, "out"):
         flow = begin(out, base, dataset, task, stages, more, rollouts=rollouts, rounds=rounds, demos=demos,
                      gate=PipelineGate(gate, level))  # fmt: skip
@@ -124,8 +120,12 @@ def pipeline(
         return _finish(flow, steps, console)
 
 
-def _check_folders(out: Path) -> None:
-    """Refuse links that lead out of a stage, except for those of wandb, which lie in a folder of each run."""
+def _make_folder(out: Path) -> None:
+    """Refuse files, and links that lead out of a stage but for those of wandb, which lie in a folder of each run."""
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except (FileExistsError, NotADirectoryError):
+        raise ConfigError(f"out={out}: is a file, or lies below one. Give a folder.") from None
     check_links(out, levels=1, where=f"out={out}", error=ConfigError)
     for stage in sorted(p for p in out.iterdir() if p.is_dir() and not p.is_symlink()):
         check_links(stage, apart=WANDB, where=f"out={out}: {stage.name}", error=ConfigError)

@@ -56,7 +56,6 @@ def quickstart(
     data, base, refined = out / "data", out / "bc", out / "residual"
     stages = Stages(console, total=5)
     name = str(task.get("task", "the task"))
-
     stages.run(
         "demonstrations", f"{demos} of an imperfect scripted expert on {name}",
         lambda: None if recorded(data) == "whole" else invoke(
