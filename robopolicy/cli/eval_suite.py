@@ -6,11 +6,14 @@ import hashlib
 import json
 import multiprocessing
 import os
+import signal
 import sys
+import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Literal
 
@@ -163,8 +166,9 @@ def _carry_out(pieces: list[Job], count: int, over: Callable[[Job, Exception | N
         return
     # Spawned: a forked child would inherit torch's threads.
     context = multiprocessing.get_context("spawn")
-    known = (registry.admitted(), list(sys.path))
-    pool = ProcessPoolExecutor(min(count, len(pieces)), mp_context=context, initializer=_begin, initargs=known)
+    ours, theirs = context.Pipe()
+    known = (theirs, registry.admitted(), list(sys.path))
+    pool = ProcessPoolExecutor(min(count, len(pieces)), mp_context=context, initializer=_begin_below, initargs=known)
     try:
         running: dict[Future[None], Job] = {pool.submit(_evaluate, piece): piece for piece in pieces}
         while running:
@@ -177,8 +181,13 @@ def _carry_out(pieces: list[Job], count: int, over: Callable[[Job, Exception | N
                     over(piece, error)
                 else:
                     over(piece, None)
+    except BaseException:  # Ctrl-C: the pool would finish the pieces that its processes have taken
+        ours.close()
+        raise
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
+        ours.close()
+        theirs.close()
 
 
 def _why(error: Exception) -> str:
@@ -187,11 +196,24 @@ def _why(error: Exception) -> str:
     return str(error) if isinstance(error, RobopolicyError) else f"{type(error).__name__}: {error}"
 
 
+def _begin_below(parent: Connection, modules: tuple[str, ...], path: list[str]) -> None:
+    """Initialise a worker process, which ends at once where the other end of `parent` closes."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all; the parent decides
+    threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
+    _begin(modules, path)
+
+
 def _begin(modules: tuple[str, ...], path: list[str]) -> None:
-    """Initialise a worker process: admitted modules and the import path."""
+    """Admit modules, and take the import path."""
     sys.path[:] = path
     for module in modules:
         registry.allow(module)
+
+
+def _end_with(parent: Connection) -> None:
+    """End this process with its parent: its pool would wait for further pieces for good."""
+    parent.poll(None)
+    os._exit(1)
 
 
 def _evaluate(job: Job) -> None:
