@@ -12,6 +12,8 @@ import os
 import signal
 import socket
 import struct
+import threading
+import time
 import traceback
 from collections.abc import Callable
 from multiprocessing.connection import Connection
@@ -138,6 +140,7 @@ def _serve(pipe: Connection) -> None:
     """Answer requests until the other end closes."""
     for number in (signal.SIGINT, signal.SIGTERM):  # Ctrl-C, scancel and systemd reach all; the parent decides
         signal.signal(number, signal.SIG_IGN)
+    threading.Thread(target=_end_after_parent, daemon=True).start()
     host = Host()
     with contextlib.suppress(EOFError, OSError):
         while True:
@@ -150,3 +153,11 @@ def _serve(pipe: Connection) -> None:
                 pipe.send((False, traceback.format_exc()))
     if (end := getattr(host.object, "close", None)) is not None:
         end()
+
+
+def _end_after_parent() -> None:
+    """End this process soon after its parent: a killed parent ends no call that hangs."""
+    if (parent := multiprocessing.parent_process()) is not None:
+        parent.join()
+        time.sleep(GRACE_S)
+        os._exit(1)

@@ -152,12 +152,13 @@ group.send(0, "sleep", {seconds})
 
 @pytest.mark.parametrize(("end", "seconds"), [
     ("sys.exit(3)", 60), ("time.sleep(1); os.kill(os.getpid(), signal.SIGKILL)", 0),
+    ("time.sleep(1); os.kill(os.getpid(), signal.SIGKILL)", 60),
 ])  # fmt: skip
 def test_workers_end_with_their_parent_and_do_not_hold_it_up(end, seconds):
     command = [sys.executable, "-c", PARENT.format(end=end, seconds=seconds)]
     done = subprocess.run(command, cwd=Path(__file__).parents[2], stdout=subprocess.PIPE, text=True, timeout=50)
     assert done.returncode in (3, -signal.SIGKILL)
-    limit = time.monotonic() + 10
+    limit = time.monotonic() + 20
     while psutil.pid_exists(pid := int(done.stdout)) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
         assert time.monotonic() < limit, "the worker is still there"
         time.sleep(0.1)
