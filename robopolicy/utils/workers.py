@@ -90,8 +90,9 @@ class Workers:
         workers, self._workers = self._workers, []
         for worker in workers:  # all at the same time
             worker.leave()
+        end = time.monotonic() + GRACE_S
         for worker in workers:
-            worker.stop(wait_s=GRACE_S)
+            worker.stop(wait_s=max(0.0, end - time.monotonic()))
 
     def _start(self, k: int) -> Worker:
         self._ready[k], self._asked[k] = False, time.monotonic()

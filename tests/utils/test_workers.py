@@ -139,6 +139,28 @@ def test_bad_settings_are_refused():
         Workers([lambda: 1], what="counter")
 
 
+class Busy:
+    """A worker in a long call, which ends with no request of its parent."""
+
+    def __init__(self) -> None:
+        self.waited = 0.0
+
+    def leave(self) -> None:
+        pass
+
+    def stop(self, *, wait_s: float = 0.0) -> None:
+        self.waited = wait_s
+        time.sleep(wait_s)
+
+
+def test_all_busy_workers_together_get_the_time_of_one_to_end(monkeypatch):
+    monkeypatch.setattr(workers, "GRACE_S", 0.3)
+    group, busy = Workers([]), [Busy() for _ in range(8)]
+    group._workers = list(busy)
+    group.close()
+    assert busy[0].waited > 0.2 and sum(worker.waited for worker in busy) < 0.4
+
+
 PARENT = """
 import os, signal, sys, time
 from tests.utils.test_workers import counters
