@@ -64,8 +64,7 @@ class Farm(VectorEnv):
         self._workers = Workers(
             makes, what=f"{ident}: env worker", backend=backend, timeout=timeout, key="task.processes"
         )
-        self._workers.send(0, "facts")
-        self.single_observation_space, self.single_action_space, metadata = self._workers.answer(0)
+        self.single_observation_space, self.single_action_space, metadata = self._facts()
         self.metadata = {**metadata, "autoreset_mode": AutoresetMode.DISABLED}
         self.render_mode = RGB if RGB in metadata.get("render_modes", ()) else None
 
@@ -127,6 +126,25 @@ class Farm(VectorEnv):
 
     def close_extras(self, **_: Any) -> None:
         self._workers.close()
+
+    def _facts(self) -> tuple[Any, Any, dict[str, Any]]:
+        """Return the spaces and metadata of an env.
+
+        Raises:
+            WorkerError: the spaces differ between workers, as of other versions of a package on another machine.
+        """
+        with self._closed_on_error():
+            for k in range(len(self._workers)):
+                self._workers.send(k, "facts")
+            first, *others = (self._workers.answer(k) for k in range(len(self._workers)))
+            for k, found in enumerate(others, start=1):
+                for name, expected, space in zip(("observation", "action"), first, found, strict=False):
+                    if repr(space) != repr(expected):  # bounds of NaN are equal here
+                        raise WorkerError(
+                            f"{self._workers.name(k)}: its {name} space is {space}, and {expected} in worker 0. "
+                            "Install the same versions of the suite's packages everywhere."
+                        )
+        return first
 
     def _lose(self, k: int, lost: WorkerLost, *, running: NDArray[np.bool_]) -> None:
         """Give up the episodes of the envs `running` [n] of worker `k`, which is a new one now."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 
+import gymnasium
 import numpy as np
 import pytest
 import torch
@@ -15,6 +16,7 @@ from robopolicy.core.types import STATE, EnvSpec
 from robopolicy.evaluation.episode_table import EpisodeTable
 from robopolicy.evaluation.rollout import evaluate
 from robopolicy.policies.base import Policy
+from robopolicy.sim.gymnasium import farm
 from robopolicy.sim.gymnasium.adapter import GymVecEnv
 from robopolicy.sim.gymnasium.farm import Farm
 from robopolicy.sim.suites.vector_env import vector_env
@@ -134,6 +136,36 @@ def test_an_env_that_cannot_be_built_in_a_worker_is_named():
         make(1, broken="dies")
     with pytest.raises(ConfigError, match=r"task\.processes: walk: env worker 0: its object cannot be sent"):
         vector_env(lambda: Walk(), "walk", 1, horizon=7, processes=1)
+
+
+def test_a_worker_whose_envs_have_other_spaces_is_named(monkeypatch):
+    class OtherVersions:
+        """Workers whose second one has another version of the suite."""
+
+        def __init__(self, makes, **_):
+            self.held, self.closed = [make() for make in makes], False
+            self.held[1].env.single_action_space = gymnasium.spaces.Box(-2.0, 2.0, (1,), np.float32)
+
+        def __len__(self):
+            return len(self.held)
+
+        def name(self, k):
+            return f"env worker {k} on node{k}"
+
+        def send(self, k, method):
+            self.asked = method
+
+        def answer(self, k):
+            return getattr(self.held[k], self.asked)()
+
+        def close(self):
+            self.closed = True
+
+    group = []
+    monkeypatch.setattr(farm, "Workers", lambda *given, **how: group.append(OtherVersions(*given, **how)) or group[0])
+    with pytest.raises(WorkerError, match=r"worker 1 on node1: its action space is Box\(-2.*worker 0.*same version"):
+        make(2)
+    assert group[0].closed
 
 
 def test_episodes_that_begin_after_a_loss_are_not_reported_lost():
