@@ -16,7 +16,7 @@ from robopolicy.core.errors import DataError, RobopolicyError
 from robopolicy.core.trees import flatten
 from robopolicy.evaluation.episode_table import EpisodeTable
 from robopolicy.reporting.run_reader import Run, distinct_runs, read_run
-from robopolicy.runs.finished import has_finished
+from robopolicy.runs.finished import has_finished, went_on
 from robopolicy.runs.run_dir import CONFIG, read_config
 from robopolicy.runs.sweep_job import JOB, JobState, read_job
 
@@ -56,7 +56,7 @@ class SweepRun:
     def state(self) -> str:
         """Return begun, finished or failed."""
         if self.job is not None:
-            return self.job.state
+            return "begun" if self.job.state == _ENDED and went_on(self.run.path) else self.job.state
         return "finished" if has_finished(self.run.path) else "begun"
 
     @property

@@ -31,5 +31,10 @@ def has_finished(run_dir: Path) -> bool:
     return _newest(run_dir) in (None, last) and older
 
 
+def went_on(run_dir: Path) -> bool:
+    """Return whether a training that had ended went on since; older ones did not write that they ended."""
+    return (run_dir / FINISHED).exists() and not has_finished(run_dir)
+
+
 def _newest(run_dir: Path) -> str | None:
     return max((path.name for path in checkpoints_in(run_dir / "checkpoints")), default=None)

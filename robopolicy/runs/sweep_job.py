@@ -13,6 +13,7 @@ import pydantic
 from robopolicy.core.errors import ConfigError
 from robopolicy.core.untrusted import Strict, checked, parse_json, read_json, read_text
 from robopolicy.runs.config_changes import with_choices
+from robopolicy.runs.finished import went_on
 from robopolicy.runs.inputs import changed_inputs
 from robopolicy.runs.run_dir import read_config
 from robopolicy.utils.atomic import write_atomically
@@ -77,10 +78,10 @@ def others_in(folder: Path, jobs: Sequence[dict[str, str]]) -> dict[Path, dict[s
 def is_finished(run_dir: Path, config: dict[str, Any]) -> bool:
     """Return whether a job ended with this very config, tracker and path apart; one with more steps has not.
 
-    Nor has one whose dataset or policy has other contents now.
+    Nor has one whose dataset or policy has other contents now, or whose run went on alone since.
     """
     job = read_job(run_dir)
-    if job is None or job.state != "finished" or (before := read_config(run_dir)) is None:
+    if job is None or job.state != "finished" or went_on(run_dir) or (before := read_config(run_dir)) is None:
         return False
     same = {**before, **_FREE} == {**with_choices(config, before), **_FREE}
     return same and not changed_inputs(run_dir, config)

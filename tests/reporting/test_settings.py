@@ -129,6 +129,14 @@ def test_only_runs_that_ended_count_and_test_episodes_where_all_have_them(tmp_pa
     assert members[0].rows("test").success_rate().value == 0.8 and members[1].rows("validation") is None
 
 
+def test_a_job_that_goes_on_alone_does_not_count_until_it_ends(tmp_path: Path) -> None:
+    jobs = [write_job(tmp_path, {"seed": str(seed)}, {"seed": seed}, test=0.5) for seed in (0, 1)]
+    (jobs[1] / "checkpoints" / "step_0000000400").mkdir()  # by its own command, with a larger loop.total_steps
+    assert list(summarize(read_members(jobs)).left_out) == jobs[1:]
+    write_finished(jobs[1])
+    assert not summarize(read_members(jobs)).left_out
+
+
 def test_episodes_of_an_older_checkpoint_do_not_count(tmp_path: Path) -> None:
     run = write_job(tmp_path, {"seed": "0"}, {"seed": 0}, test=0.8, finished=False)
     rows = EpisodeTable.load(run / "episodes.csv")

@@ -10,6 +10,7 @@ import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from robopolicy.core.errors import ConfigError
+from robopolicy.runs.finished import write_finished
 from robopolicy.runs.inputs import write_inputs
 from robopolicy.runs.run_dir import CONFIG, dump
 from robopolicy.runs.sweep_job import JOB, JobState, is_finished, last_success, read_job, run_names
@@ -43,6 +44,19 @@ def test_a_run_is_finished_with_its_own_config_alone(tmp_path: Path, change: dic
     assert not is_finished(tmp_path, config)
     JobState(values={"seed": "0"}, state="finished").save(tmp_path)
     assert is_finished(tmp_path, {**config, **change}) is finished
+
+
+def test_a_run_that_went_on_alone_is_not_finished_until_it_ends(tmp_path: Path) -> None:
+    config = {"run_dir": str(tmp_path), "loop": {"steps": 20}, "tracker": None}  # since the sweep had 10
+    (tmp_path / CONFIG).write_text(dump(config))
+    JobState(values={"seed": "0"}, state="finished").save(tmp_path)
+    (tmp_path / "checkpoints" / "step_0000000010").mkdir(parents=True)
+    assert is_finished(tmp_path, config), "one of before finished.json"
+    write_finished(tmp_path)
+    (tmp_path / "checkpoints" / "step_0000000015").mkdir()
+    assert not is_finished(tmp_path, config)
+    write_finished(tmp_path)
+    assert is_finished(tmp_path, config)
 
 
 def test_a_run_of_other_data_is_not_finished(tmp_path: Path) -> None:
