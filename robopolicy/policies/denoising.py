@@ -162,15 +162,17 @@ class ChunkDenoiser(DenoisingPolicy):
         Args:
             cond: [B C]. action: [B H Da] normalised. keep: [B H] weight of each step, or bool.
             k: [B] int64, 0 the noisiest … K'−1. noise: [B H Da] standard normal.
-            of_chunk: take the error of the chunk that the network expects, in place of the error of its output.
+            of_chunk: take the error of the chunk that the network expects, where that is smaller than its output's. (A
+                chunk that is told from its noise is almost arbitrary where there is little but noise.)
         """
         index = k + len(self.times) - self.finetuned_steps
         x, target = self.noised(action, noise, index)
         found = self.prediction(cond, x, k)
+        error = found - target
         if of_chunk:
-            found, target = self.clean(x, found, index), action
-        error = (found - target)[:, : keep.shape[1]].square().mean(-1)  # [B H]
-        return (error * keep).sum() / keep.sum()
+            slope = self.clean(x.new_zeros(len(x), 1, 1), x.new_ones(len(x), 1, 1), index).abs()
+            error = (self.clean(x, found, index) - action) / slope.clamp_min(1.0)
+        return (error[:, : keep.shape[1]].square().mean(-1) * keep).sum() / keep.sum()
 
     @abstractmethod
     def mean_std(self, x: Tensor, prediction: Tensor, index: int | Tensor) -> tuple[Tensor, Tensor]:
