@@ -121,7 +121,7 @@ def pipeline(
 
 
 def _make_folder(out: Path) -> None:
-    """Refuse files, and links that lead out of a stage but for those of wandb, which lie in a folder of each run."""
+    """Make the folder, and refuse links that lead out of a stage. Those of wandb lie in a folder of each run."""
     try:
         out.mkdir(parents=True, exist_ok=True)
     except (FileExistsError, NotADirectoryError):

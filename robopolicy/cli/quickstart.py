@@ -41,21 +41,19 @@ def quickstart(
     Args:
         out: directory of all stages. task: node of the task. tracker: node of the tracker of metrics.
         demos: number of demonstrations. expert_noise: imperfection of the expert, see `demos`.
-        bc_steps: updates of the imitation. rl_steps: env steps of the refinement.
+        bc_steps: updates of the imitation. rl_steps: env steps of the refinement, more than its warm-up.
         episodes: number of episodes of the comparison. videos: number of films. seed: of everything random.
         threads: of torch; None: torch's choice.
 
     Returns:
         The comparison of the refined policy with its base.
-
-    Raises:
-        ConfigError: the refinement would end before it learns.
     """
     _check_steps(rl_steps)
     console = Console()
     data, base, refined = out / "data", out / "bc", out / "residual"
     stages = Stages(console, total=5)
     name = str(task.get("task", "the task"))
+
     stages.run(
         "demonstrations", f"{demos} of an imperfect scripted expert on {name}",
         lambda: None if recorded(data) == "whole" else invoke(
