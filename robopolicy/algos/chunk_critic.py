@@ -211,7 +211,7 @@ class ChunkLearner:
         return {"actor/imitation": float(loss.detach()), "actor/grad_norm": float(self._step_actor(loss))}
 
     def imitation_loss(self, cond: Tensor, chunk: Tensor, weight: Tensor, *, of_chunk: bool = False) -> Tensor:
-        """Compute the learned weights' loss [] at `noise_samples` fine-tuned steps of each chunk; see `imitate`."""
+        """Compute `finetuned_loss` [] of the learned weights at `noise_samples` steps of each chunk; see `imitate`."""
         cond, chunk, weight = (x.repeat_interleave(self.noise_samples, dim=0) for x in (cond, chunk, weight))
         noise = torch.randn(chunk.shape, generator=self.generator).to(self.device)
         k = torch.randint(self.policy.finetuned_steps, (len(chunk),), generator=self.generator).to(self.device)

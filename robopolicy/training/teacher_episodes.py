@@ -42,8 +42,8 @@ def with_teacher_episodes(config: TrainConfig, teacher: Policy | None, env: VecE
     if env is None:
         raise config.missing("dataset", "Give dataset=<path>, or task=<name> to record the teacher's own episodes.")
     out, episodes, path = config.run_dir / FOLDER, config.teacher_episodes or _EPISODES, config.teacher
-    facts = {"teacher": policy_digest(find_policy(path)), "asked": episodes}
-    facts |= {"sampling": config.teacher_sampling or None}
+    sampling = config.teacher_sampling or None
+    facts = {"teacher": policy_digest(find_policy(path)), "asked": episodes, "sampling": sampling}
 
     def record() -> None:
         if not _is_there(config, env, facts):

@@ -196,6 +196,12 @@ def test_the_imitation_loss_is_lerobots(saved: Saved, base: Any):
     with torch.no_grad():
         losses = lerobot.model.forward(*pictures, *words, *state, padded, policy.layout.unpack(drawn[0]), 1.0 - k / 3)
     torch.testing.assert_close(found, losses[..., :2].mean(), rtol=1e-4, atol=1e-5)
+    one = {"k": torch.ones_like(k), "noise": noise}  # from 1/3 on, two thirds of the way are left
+    plain, of_chunk = (
+        policy.finetuned_loss(policy.encode(obs), action, torch.ones(3, 4), of_chunk=chosen, **one)
+        for chosen in (False, True)
+    )
+    torch.testing.assert_close(of_chunk, plain * 4 / 9, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("rank", [0, 2])
