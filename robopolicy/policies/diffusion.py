@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import logging
+import math
+from itertools import pairwise
 from typing import Any, Literal
 
+import numpy as np
 import torch
-from diffusers.schedulers.scheduling_ddpm import DDPMScheduler
 from torch import Tensor
 
 from robopolicy.config.schema import Count, Fraction, Positive
@@ -19,6 +21,7 @@ from robopolicy.policies.normalizer import Normalizer
 
 Prediction = Literal["epsilon", "sample", "v_prediction"]
 Sampler = Literal["ddpm", "ddim"]
+Schedule = Literal["squaredcos_cap_v2", "linear", "scaled_linear"]
 _PURE = 0.01  # ᾱ up to which x counts as noise alone
 _log = logging.getLogger(__name__)
 
@@ -27,8 +30,8 @@ class DiffusionPolicy(ChunkDenoiser):
     """Denoises a chunk in K steps with a cosine schedule; `ChunkDenoiser.loss` is its training loss.
 
     One step of either sampler is Gaussian with mean c₀·x̂₀ + c₁·x and a standard deviation that depends on the step
-    alone. Both come from the table `steps`, computed once from diffusers' scheduler; a test compares them with its
-    `step`. Latents are never clamped, but the *prediction* x̂₀ inside the mean is, to ±`clip`. The mean stays a
+    alone. Both come from the table `steps`; a test compares them with the `step` of diffusers' schedulers. Latents are
+    never clamped, but the *prediction* x̂₀ inside the mean is, to ±`clip`. The mean stays a
     deterministic function of x, so likelihoods stay exact.
 
     Noise: [S+1 H Da] for DDPM (the initial latent, then one array a step; the last has no effect because the last
@@ -41,7 +44,7 @@ class DiffusionPolicy(ChunkDenoiser):
         eta: of DDIM; 0 is deterministic, 1 draws as DDPM does.
         sampling_steps: S ≤ K, K when None; evenly spaced from the noisiest step downwards ("trailing", Lin et al.
             2024), so that sampling starts where x is pure noise.
-        schedule: diffusers' `beta_schedule`. Warns where K steps of it leave more than noise.
+        schedule: see `noise_schedule`. Warns where K steps of it leave more than noise.
         clip: bound of x̂₀ in normalised units.
         **common: see ChunkDenoiser.
 
@@ -63,7 +66,7 @@ class DiffusionPolicy(ChunkDenoiser):
         sampler: Sampler = "ddpm",
         eta: Fraction = 0.0,
         sampling_steps: Count | None = None,
-        schedule: Literal["squaredcos_cap_v2", "linear", "scaled_linear"] = "squaredcos_cap_v2",
+        schedule: Schedule = "squaredcos_cap_v2",
         clip: Positive = 1.0,
         **common: Any,
     ) -> None:
@@ -71,9 +74,7 @@ class DiffusionPolicy(ChunkDenoiser):
         super().__init__(spec, normalizer, count, **common)
         if not 1 <= count <= denoising_steps:
             raise ConfigError(f"sampling_steps must lie between 1 and denoising_steps={denoising_steps}, found {count}")
-        scheduler = DDPMScheduler(denoising_steps, beta_schedule=schedule, timestep_spacing="trailing")
-        scheduler.set_timesteps(count)
-        timesteps = scheduler.timesteps[:count]  # rounding gives some counts one more, of no level
+        alpha_bar, timesteps = noise_schedule(schedule, denoising_steps), trailing(denoising_steps, count)
         self.target, self.clip = prediction, clip
         self.denoising_steps = denoising_steps
         self.noise_shape = (spec.horizon, spec.action.dim)
@@ -82,7 +83,6 @@ class DiffusionPolicy(ChunkDenoiser):
         eta = 1.0 if sampler == "ddpm" else eta
         if eta:
             self.noise_shape = (count + 1, *self.noise_shape)
-        alpha_bar = scheduler.alphas_cumprod
         if alpha_bar[-1] > _PURE:
             _log.warning(
                 "schedule=%s: after %d denoising_steps ᾱ is %.2g, so sampling starts at noise that training never had. "
@@ -138,6 +138,27 @@ class DiffusionPolicy(ChunkDenoiser):
         """Mean [B H Da] and standard deviation of the next latent for x̂₀ [B H Da], which is clamped here."""
         c0, c1, std = self.steps[2:, index]
         return torch.addcmul(c0 * clean.clamp(-self.clip, self.clip), c1, x), std
+
+
+def noise_schedule(schedule: Schedule, steps: int) -> Tensor:
+    """Return ᾱ [K] of K steps, under diffusers' names of a `beta_schedule`.
+
+    "squaredcos_cap_v2" is a squared cosine (Nichol and Dhariwal 2021, eq. 17). The others go from β = 1e-4 to 0.02:
+    "linear" in β (Ho et al. 2020), "scaled_linear" in √β.
+    """
+    if schedule == "squaredcos_cap_v2":
+        cosine = [math.cos((k / steps + 0.008) / 1.008 * math.pi / 2) ** 2 for k in range(steps + 1)]
+        beta = torch.tensor([min(1 - after / now, 0.999) for now, after in pairwise(cosine)])
+    elif schedule == "linear":
+        beta = torch.linspace(1e-4, 0.02, steps)
+    else:
+        beta = torch.linspace(1e-4**0.5, 0.02**0.5, steps) ** 2
+    return torch.cumprod(1.0 - beta, dim=0)
+
+
+def trailing(steps: int, count: int) -> Tensor:
+    """Return `count` of K `steps` as int64 [S], evenly spaced from the noisiest, K − 1, downwards (Lin et al. 2024)."""
+    return torch.from_numpy(np.round(np.arange(steps, 0, -steps / count)).astype(np.int64))[:count] - 1
 
 
 def step_table(alpha_bar: Tensor, timesteps: Tensor, *, prediction: Prediction, eta: float) -> Tensor:

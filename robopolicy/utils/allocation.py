@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
@@ -19,6 +22,7 @@ LEAST = 2**28  # bytes that it always may
 TENSORS = 200  # tensors that it may make for each weight
 FEWEST = 20_000  # tensors that it always may
 _WIDEST = 8  # bytes of a number
+_SMALL = 2**14  # numbers of results that are not counted to the last one
 
 
 class _BeyondError(CheckpointError):
@@ -54,6 +58,10 @@ class _Counting(TorchDispatchMode):
         super().__init__()
         self.bytes, self.tensors, self.where = most_bytes, most_tensors, where
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # nothing here is compiled: PyTorch would import its compiler, for a second, to say so
+
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
@@ -70,7 +78,20 @@ class _Counting(TorchDispatchMode):
 
 
 def _numbers(func: Any, args: Any, kwargs: dict[str, Any]) -> int:
-    """Return the count of numbers in the results: PyTorch derives shapes on the device "meta" without memory."""
+    """Return the count of numbers in the results, or a small bound of it.
+
+    PyTorch derives shapes on the device "meta" without memory. For many an operation it imports its compiler to do so,
+    which takes a second: small ones are bounded without it, and pointwise ones counted by hand.
+    """
+    leaves = tree_leaves((args, kwargs))
+    tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+    if torch.Tag.pointwise in func.tags and tensors:
+        sizes = zip_longest(*(reversed(tensor.shape) for tensor in tensors), fillvalue=1)
+        return len(func._schema.returns) * math.prod(map(max, sizes))
+    numbers = [abs(leaf) for leaf in leaves if isinstance(leaf, (int, float)) and leaf]  # sizes, or the step of arange
+    reach = math.prod(1 + max(number, 1 / number) for number in numbers)
+    if (bound := (1 + sum(map(Tensor.numel, tensors))) ** 2 * reach) <= _SMALL:
+        return int(bound)
     instead = {"device": "meta", "generator": None}
     try:
         args, kwargs = tree_map_only(Tensor, lambda tensor: tensor.to("meta"), (args, kwargs))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +29,12 @@ from robopolicy.core.untrusted import (
     refusing,
     tensor_header,
 )
+from robopolicy.policies.factory import build_policy
+from robopolicy.policies.normalizer import Normalizer
+from robopolicy.runs.checkpointer import save_policy
 from robopolicy.utils import storage
 from robopolicy.utils.allocation import allocating_at_most
+from tests.toy import ACTION, OBSERVATION, spec
 
 
 def test_what_is_no_regular_file_is_not_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -227,6 +233,10 @@ def test_headers_that_are_read(tmp_path: Path) -> None:
         lambda: nn.Linear(10**6, 10**6),
         lambda: torch.full((10**6, 10**6), 1.0),
         lambda: torch.linspace(0.0, 1.0, 10**11),
+        lambda: torch.arange(0.0, 1e12),
+        lambda: torch.arange(0.0, 1.0, 1e-12),
+        lambda: torch.ones(3).repeat(10**11),
+        lambda: torch.ones(3).expand(10**11, 3) + 1.0,
         lambda: torch.ones(10**6)[:, None] * torch.ones(10**6),
         lambda: torch.ones(3).expand(10**11, 3).contiguous(),
         lambda: torch.zeros(1).new_zeros(10**11),
@@ -239,6 +249,19 @@ def test_headers_that_are_read(tmp_path: Path) -> None:
 def test_what_is_far_too_large_is_refused_before_it_is_made(make: Any) -> None:
     with pytest.raises(CheckpointError, match="here"), allocating_at_most((2**20, 1_000), "here"):
         make()
+
+
+def test_a_diffusion_policy_is_loaded_without_pytorchs_compiler(tmp_path: Path) -> None:
+    """It takes a second to import."""
+    node = {"_target_": "diffusion", "network": {"_target_": "residual_mlp", "_partial_": True}}
+    normalizer = Normalizer.from_limits(OBSERVATION, ACTION)
+    save_policy(build_policy(node, spec=spec(), normalizer=normalizer), tmp_path / "policy")
+    code = (
+        "import sys; from robopolicy.policies.io import load_policy; load_policy(sys.argv[1]); "
+        "print([m for m in ('torch._dynamo', 'sympy', 'diffusers') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code, tmp_path / "policy"], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
 
 
 def test_tensors_are_counted_too() -> None:

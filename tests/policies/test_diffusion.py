@@ -11,7 +11,7 @@ from torch import Tensor
 from robopolicy.core.errors import CheckpointError, ConfigError
 from robopolicy.core.types import STATE
 from robopolicy.networks.denoiser import Denoiser
-from robopolicy.policies.diffusion import DiffusionPolicy, step_table
+from robopolicy.policies.diffusion import DiffusionPolicy, noise_schedule, step_table, trailing
 from tests.toy import policy, random_episodes
 
 DATA = random_episodes()
@@ -44,6 +44,16 @@ def test_two_steps_by_hand():
     torch.testing.assert_close(
         make(denoising_steps=2).alpha_bar, torch.tensor([0.493844, 0.000493844]), rtol=1e-4, atol=0
     )
+
+
+@pytest.mark.parametrize("schedule", ["squaredcos_cap_v2", "linear", "scaled_linear"])
+def test_schedules_and_steps_are_those_of_diffusers(schedule: Any):
+    for steps in (1, 7, 10, 100, 1000):
+        theirs = DDPMScheduler(steps, beta_schedule=schedule, timestep_spacing="trailing")
+        assert torch.equal(noise_schedule(schedule, steps), theirs.alphas_cumprod)
+        for count in range(1, min(steps, 100) + 1):
+            theirs.set_timesteps(count)  # rounding gives some counts one more, of no level
+            assert torch.equal(trailing(steps, count), theirs.timesteps[:count])
 
 
 def test_ddpm_table_is_the_posterior():
