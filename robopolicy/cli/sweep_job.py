@@ -6,6 +6,8 @@ import contextlib
 import os
 import signal
 import sys
+import threading
+import time
 import traceback
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -155,7 +157,8 @@ class SweepJob:
 class _Stop:
     """Stop of a worker process by SIGINT: the training saves and ends, and no other job begins.
 
-    submitit's SIGUSR2, which comes two minutes before Slurm's time limit, counts as one.
+    submitit's SIGUSR2, which comes two minutes before Slurm's time limit, counts as one. So does the end of the command
+    that started the process: nothing else ends the workers of a killed one.
     """
 
     def __init__(self) -> None:
@@ -167,8 +170,15 @@ class _Stop:
             with contextlib.suppress(OSError):  # leads a session already
                 os.setpgid(0, 0)
             signal.signal(signal.SIGINT, self._ask)
-            if "SUBMITIT_EXECUTOR" in os.environ:
+            if "SUBMITIT_EXECUTOR" in os.environ:  # its jobs are Slurm's
                 signal.signal(signal.SIGUSR2, self._ask_once)
+            else:
+                threading.Thread(target=self._end_after, args=(os.getppid(),), daemon=True).start()
+
+    def _end_after(self, parent: int) -> None:
+        while os.getppid() == parent:
+            time.sleep(1)
+        self._ask_once()
 
     @contextlib.contextmanager
     def raising(self) -> Iterator[None]:
@@ -184,7 +194,7 @@ class _Stop:
         if self.inside:
             raise KeyboardInterrupt
 
-    def _ask_once(self, number: int, frame: Any) -> None:
+    def _ask_once(self, *_: Any) -> None:
         """Send this process a SIGINT, which the training takes while it can save; a second one would not let it."""
         if not self.asked:
             self.asked = True

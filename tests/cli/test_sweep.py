@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -240,6 +242,30 @@ def test_a_job_of_slurm_saves_before_its_time_is_over(monkeypatch: pytest.Monkey
     finally:
         for number, handler in zip(numbers, before, strict=True):
             signal.signal(number, handler)
+
+
+def test_a_worker_stops_as_at_ctrl_c_after_its_parent(tmp_path: Path) -> None:
+    """A killed sweep leaves its workers behind."""
+    code = """if True:
+        import os, sys, time
+        from robopolicy.cli.sweep_job import _Stop
+        if os.fork():
+            time.sleep(0.5)  # killed in the middle of a job
+            os._exit(0)
+        stop = _Stop()
+        stop.listen()
+        try:
+            with stop.raising():
+                time.sleep(30)
+        except KeyboardInterrupt:
+            open(sys.argv[1], "w").write(str(stop.asked))
+        """
+    subprocess.run([sys.executable, "-c", code, tmp_path / "said"], check=True)
+    end = time.monotonic() + 20
+    while not (tmp_path / "said").is_file() or not (tmp_path / "said").read_text():
+        assert time.monotonic() < end
+        time.sleep(0.05)
+    assert (tmp_path / "said").read_text() == "True"
 
 
 def test_torchrun_starts_no_sweep(
