@@ -43,7 +43,7 @@ def quickstart(
         demos: number of demonstrations. expert_noise: imperfection of the expert, see `demos`.
         bc_steps: updates of the imitation. rl_steps: env steps of the refinement, more than its warm-up.
         episodes: number of episodes of the comparison. videos: number of films. seed: of everything random.
-        threads: of torch; None: torch's choice.
+        threads: of torch; None: torch's choice, and one for the refinement.
 
     Returns:
         The comparison of the refined policy with its base.
@@ -67,11 +67,10 @@ def quickstart(
         "imitation", "a diffusion policy learns from them",
         lambda: invoke("train", "algo=bc", f"loop.steps={bc_steps}", run_dir=base, **common),
     )  # fmt: skip
+    one = {**common, "threads": threads or 1}  # its networks are small: more gain nothing, and wait for busy cores
     stages.run(
         "refinement", "a residual learns from sparse success alone, on top of the frozen policy",
-        lambda: invoke(
-            "train", "algo=residual", f"loop.total_steps={rl_steps}", run_dir=refined, base=base, **common,
-        ),
+        lambda: invoke("train", "algo=residual", f"loop.total_steps={rl_steps}", run_dir=refined, base=base, **one),
     )  # fmt: skip
     result = stages.run(
         "comparison", f"both on the same {episodes} unseen episodes",
