@@ -52,10 +52,8 @@ class Described:
             if other and arguments.get(other, self.entry["keys"][other].get("default")) != wanted:
                 continue
             name, package = arguments.get(rule["key"]), rule["package"]
-            newer = package and installed(package) not in (None, rule["version"])
-            more = newer or (package and importlib.metadata.entry_points(group=f"{package}.envs"))
             own = getattr(sys.modules.get("gymnasium"), "registry", ()) if rule["key"] == "name" else ()
-            if isinstance(name, str) and name not in rule["known"] and name not in own and not more:
+            if isinstance(name, str) and name not in (*rule["known"], *own) and not _has_more(package, rule["version"]):
                 whose = f"{package} {rule['version']}" if package else "robopolicy"
                 own_package = f" Of your own: {where}.package=<its module> --allow <its module>." * (other == "package")
                 found.append(
@@ -67,6 +65,13 @@ class Described:
             except ConfigError as error:
                 found.append(f"{where}: {error}")
         return found
+
+
+def _has_more(package: str | None, version: str) -> bool:
+    """Return whether a package may know names beyond those described: of another version, or of packages beside it."""
+    if not package:
+        return False
+    return installed(package) not in (None, version) or bool(importlib.metadata.entry_points(group=f"{package}.envs"))
 
 
 @functools.cache
