@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import sys
 import warnings
@@ -88,7 +89,7 @@ def _run(verb: Verb, found: Sweep, folder: Path, config_dirs: Sequence[Path]) ->
     parallel = found.option("hydra/launcher") != "basic"
     job = SweepJob(
         verb, found, folder, names, tuple(Path(d).absolute() for d in config_dirs), registry.admitted(),
-        tuple(sys.path), parallel,
+        tuple(sys.path), parallel, os.getpid(),
     )  # fmt: skip
     folder.mkdir(parents=True, exist_ok=True)
     with claimed(folder, "run_dir"), _stopping(folder, found.option("hydra/launcher")):

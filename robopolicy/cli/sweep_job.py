@@ -33,6 +33,7 @@ class SweepJob:
         names: {ident of a job's values: name of its run}.
         modules, path: admitted modules and import path of the parent.
         parallel: other jobs run beside. What the job says goes to its folder, its beginning and end to the terminal.
+        command: process of the sweep.
     """
 
     verb: Verb
@@ -43,6 +44,7 @@ class SweepJob:
     modules: tuple[str, ...]
     path: tuple[str, ...]
     parallel: bool
+    command: int
 
     def __call__(self, values: Values) -> float | None:
         """Run the job, unless it is finished; return the success that sweepers optimise.
@@ -57,7 +59,7 @@ class SweepJob:
             return None
         if self.parallel:
             sys.path[:] = self.path
-            _stop.listen()
+            _stop.listen(self.command)
         for module in self.modules:
             registry.allow(module)
         if self.found.optimises:  # its jobs are not known at the start
@@ -157,26 +159,26 @@ class SweepJob:
 class _Stop:
     """Stop of a worker process by SIGINT: the training saves and ends, and no other job begins.
 
-    submitit's SIGUSR2, which comes two minutes before Slurm's time limit, counts as one. So does the end of the command
-    that started the process: nothing else ends the workers of a killed one.
+    submitit's SIGUSR2, which comes two minutes before Slurm's time limit, counts as one. So does the end of the process
+    `command` that started this one: nothing else ends the workers of a killed sweep.
     """
 
     def __init__(self) -> None:
         self.asked = self.inside = False
 
-    def listen(self) -> None:
+    def listen(self, command: int) -> None:
         """Leave the terminal's group, and take SIGINT from the parent alone."""
         if signal.getsignal(signal.SIGINT) != self._ask:
             with contextlib.suppress(OSError):  # leads a session already
                 os.setpgid(0, 0)
             signal.signal(signal.SIGINT, self._ask)
-            if "SUBMITIT_EXECUTOR" in os.environ:  # its jobs are Slurm's
+            if "SUBMITIT_EXECUTOR" in os.environ:
                 signal.signal(signal.SIGUSR2, self._ask_once)
-            else:
-                threading.Thread(target=self._end_after, args=(os.getppid(),), daemon=True).start()
+            if os.getppid() == command:  # not where a job runs in the command itself, or is of a cluster
+                threading.Thread(target=self._end_after, args=(command,), daemon=True).start()
 
-    def _end_after(self, parent: int) -> None:
-        while os.getppid() == parent:
+    def _end_after(self, command: int) -> None:
+        while os.getppid() == command:
             time.sleep(1)
         self._ask_once()
 

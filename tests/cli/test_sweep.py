@@ -204,7 +204,7 @@ def test_the_first_ctrl_c_lets_jobs_save_and_no_other_begins(
 
     before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it
     monkeypatch.setattr(sweep, "launch", interrupted_in_the_second)
-    monkeypatch.setattr(_Stop, "listen", lambda self: None)  # this process is no worker
+    monkeypatch.setattr(_Stop, "listen", lambda *_: None)  # this process is no worker
     assert main([*COMMAND, "run_dir=sweep", "hydra/launcher=joblib"]) == 130
     assert "running jobs save first" in capsys.readouterr().err
     assert trainings.runs == ALL[:1] and not (Path("sweep") / STOP).exists()
@@ -230,7 +230,7 @@ def test_a_job_of_slurm_saves_before_its_time_is_over(monkeypatch: pytest.Monkey
     monkeypatch.setenv("SUBMITIT_EXECUTOR", "slurm")
     monkeypatch.setattr(os, "setpgid", lambda *_: None)
     try:
-        stop.listen()
+        stop.listen(0)
         training = Checkpointer(tmp_path)
         with stop.raising(), training.interruptible():
             os.kill(os.getpid(), signal.SIGUSR2)
@@ -253,7 +253,7 @@ def test_a_worker_stops_as_at_ctrl_c_after_its_parent(tmp_path: Path) -> None:
             time.sleep(0.5)  # killed in the middle of a job
             os._exit(0)
         stop = _Stop()
-        stop.listen()
+        stop.listen(os.getppid())
         try:
             with stop.raising():
                 time.sleep(30)
