@@ -140,7 +140,12 @@ def _stopping(folder: Path, launcher: str) -> Iterator[None]:
 
     (folder / STOP).unlink(missing_ok=True)
     if launcher not in _STOPPABLE:
-        yield
+        try:
+            yield
+        except KeyboardInterrupt:
+            if launcher != "basic":
+                print("Jobs that were sent go on: cancel them (scancel), or wait for them first.", file=sys.stderr)
+            raise
         return
 
     def stop(number: int, frame: Any) -> None:

@@ -65,6 +65,12 @@ def test_targets_of_plugins_stay_as_hydra_has_them() -> None:
     assert not _TAKEN.match("hydra.sweeper.sampler._target_")
 
 
+def test_submitits_processes_can_load_what_they_are_sent(tmp_path: Path) -> None:
+    """They import neither the sweep's plug-ins nor, here, anything of robopolicy but the task."""
+    pytest.importorskip("hydra_plugins.hydra_submitit_launcher")
+    launch(read_sweep(["seed=0,1", "hydra/launcher=submitit_local"]), tmp_path / "sweep", len)  # type: ignore[arg-type]
+
+
 def test_hydra_hands_every_job_its_values(tmp_path: Path) -> None:
     folder, seen = tmp_path / "it's a sweep", list[Values]()
     found = read_sweep(["algo=bc,residual", "algo.lr=0.1,0.2", "dataset='a b',c"])
