@@ -188,21 +188,17 @@ def _hydra(name: str) -> Any:
     """Return a context with Hydra ready to compose no config but its own."""
     import contextlib
 
-    import cloudpickle
     from hydra import initialize
     from hydra.core.global_hydra import GlobalHydra
 
     if (plugins := str(Path(__file__).parent / "plugins")) not in sys.path:
         sys.path.append(plugins)  # one more part of the namespace package hydra_plugins
-    from hydra_plugins import robopolicy_ray
-
-    # submitit's jobs load what Hydra knows of it, in processes that do not have this part on their path.
-    cloudpickle.register_pickle_by_value(robopolicy_ray)
+    from hydra_plugins.robopolicy_ray import offer
 
     @contextlib.contextmanager
     def ready() -> Iterator[Any]:
         GlobalHydra.instance().clear()
-        robopolicy_ray.offer()
+        offer()
         with initialize(config_path=None, job_name=name, version_base="1.3"):
             yield GlobalHydra.instance().hydra
 

@@ -5,7 +5,6 @@ so nothing is installed beside `robopolicy`.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from hydra.core.config_store import ConfigStore
 from hydra.core.plugins import Plugins
 from hydra.core.utils import JobReturn
 from hydra.plugins.launcher import Launcher
+from omegaconf import DictConfig, FloatNode
 
 
 class RayLauncher(Launcher):
@@ -33,20 +33,14 @@ class RayLauncher(Launcher):
         return run_on_ray(self.task, self.folder, job_overrides, **self.claims)
 
 
-@dataclass
-class RayConfig:
-    """Keys of hydra.launcher: CPUs and GPUs that each job claims; parts of one are allowed.
-
-    Hydra may run this file before its module is known, so annotations may not be texts (`from __future__`).
-    """
-
-    _target_: str = f"{__name__}.RayLauncher"
-    num_cpus: float = 1.0
-    num_gpus: float = 0.0
-
-
 def offer() -> None:
-    """Make the launcher known to Hydra, where Ray is installed."""
+    """Make the launcher known to Hydra, where Ray is installed.
+
+    Keys of hydra.launcher are the CPUs and GPUs that each job claims; parts of one are allowed. They are no dataclass:
+    submitit sends what Hydra stores to processes that cannot import this module.
+    """
     if find_spec("ray") is not None:
         Plugins.instance().register(RayLauncher)
-        ConfigStore.instance().store(group="hydra/launcher", name="ray", node=RayConfig, provider="robopolicy")
+        claims = {key: FloatNode(value, is_optional=False) for key, value in (("num_cpus", 1.0), ("num_gpus", 0.0))}
+        node = DictConfig({"_target_": f"{__name__}.RayLauncher", **claims})
+        ConfigStore.instance().store(group="hydra/launcher", name="ray", node=node, provider="robopolicy")
