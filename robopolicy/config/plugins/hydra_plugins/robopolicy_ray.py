@@ -41,6 +41,6 @@ def offer() -> None:
     """
     if find_spec("ray") is not None:
         Plugins.instance().register(RayLauncher)
-        claims = {key: FloatNode(value, is_optional=False) for key, value in (("num_cpus", 1.0), ("num_gpus", 0.0))}
-        node = DictConfig({"_target_": f"{__name__}.RayLauncher", **claims})
-        ConfigStore.instance().store(group="hydra/launcher", name="ray", node=node, provider="robopolicy")
+        node: dict[Any, Any] = {"_target_": f"{__name__}.RayLauncher"}
+        node |= {key: FloatNode(value, is_optional=False) for key, value in (("num_cpus", 1.0), ("num_gpus", 0.0))}
+        ConfigStore.instance().store(group="hydra/launcher", name="ray", node=DictConfig(node), provider="robopolicy")
