@@ -44,7 +44,7 @@ class DiffusionPolicy(ChunkDenoiser):
         eta: of DDIM; 0 is deterministic, 1 draws as DDPM does.
         sampling_steps: S ≤ K, K when None; evenly spaced from the noisiest step downwards ("trailing", Lin et al.
             2024), so that sampling starts where x is pure noise.
-        schedule: see `noise_schedule`. Warns where K steps of it leave more than noise.
+        schedule: of ᾱ, see `noise_schedule`. Warns where K steps of it leave more than noise.
         clip: bound of x̂₀ in normalised units.
         **common: see ChunkDenoiser.
 
