@@ -23,6 +23,7 @@ TENSORS = 200  # tensors that it may make for each weight
 FEWEST = 20_000  # tensors that it always may
 _WIDEST = 8  # bytes of a number
 _SMALL = 2**14  # numbers of results that are not counted to the last one
+_OF_COUNTS = (torch.ops.aten.arange, torch.ops.aten.linspace)  # as many numbers as their arguments say
 
 
 class _BeyondError(CheckpointError):
@@ -81,17 +82,19 @@ def _numbers(func: Any, args: Any, kwargs: dict[str, Any]) -> int:
     """Return the count of numbers in the results, or a small bound of it.
 
     PyTorch derives shapes on the device "meta" without memory. For many an operation it imports its compiler to do so,
-    which takes a second: small ones are bounded without it, and pointwise ones counted by hand.
+    which takes a second. Small results of tensors, and of functions whose count is an argument, are bounded without it,
+    and pointwise ones counted by hand. Of others that make tensors no product is a bound: `eye(n)` has n².
     """
     leaves = tree_leaves((args, kwargs))
     tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
     if torch.Tag.pointwise in func.tags and tensors:
         sizes = zip_longest(*(reversed(tensor.shape) for tensor in tensors), fillvalue=1)
         return len(func._schema.returns) * math.prod(map(max, sizes))
-    numbers = [abs(leaf) for leaf in leaves if isinstance(leaf, (int, float)) and leaf]  # sizes, or the step of arange
-    reach = math.prod(1 + max(number, 1 / number) for number in numbers)
-    if (bound := (1 + sum(map(Tensor.numel, tensors))) ** 2 * reach) <= _SMALL:
-        return int(bound)
+    if tensors or func.overloadpacket in _OF_COUNTS:
+        numbers = [abs(leaf) for leaf in leaves if isinstance(leaf, (int, float)) and leaf]  # sizes, or arange's step
+        reach = math.prod(1 + max(number, 1 / number) for number in numbers)
+        if (bound := (1 + sum(map(Tensor.numel, tensors))) ** 2 * reach) <= _SMALL:
+            return int(bound)
     instead = {"device": "meta", "generator": None}
     try:
         args, kwargs = tree_map_only(Tensor, lambda tensor: tensor.to("meta"), (args, kwargs))

@@ -235,6 +235,7 @@ def test_headers_that_are_read(tmp_path: Path) -> None:
         lambda: torch.linspace(0.0, 1.0, 10**11),
         lambda: torch.arange(0.0, 1e12),
         lambda: torch.arange(0.0, 1.0, 1e-12),
+        lambda: torch.eye(16_000),
         lambda: torch.ones(3).repeat(10**11),
         lambda: torch.ones(3).expand(10**11, 3) + 1.0,
         lambda: torch.ones(10**6)[:, None] * torch.ones(10**6),
