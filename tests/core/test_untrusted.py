@@ -252,14 +252,15 @@ def test_what_is_far_too_large_is_refused_before_it_is_made(make: Any) -> None:
         make()
 
 
-def test_a_diffusion_policy_is_loaded_without_pytorchs_compiler(tmp_path: Path) -> None:
-    """It takes a second to import."""
+def test_a_policy_is_loaded_and_trained_without_slow_imports(tmp_path: Path) -> None:
+    """PyTorch's compiler takes a second, scipy.stats half of one; every training imports `coevolve`."""
     node = {"_target_": "diffusion", "network": {"_target_": "residual_mlp", "_partial_": True}}
     normalizer = Normalizer.from_limits(OBSERVATION, ACTION)
     save_policy(build_policy(node, spec=spec(), normalizer=normalizer), tmp_path / "policy")
     code = (
         "import sys; from robopolicy.policies.io import load_policy; load_policy(sys.argv[1]); "
-        "print([m for m in ('torch._dynamo', 'sympy', 'diffusers') if m in sys.modules])"
+        "import robopolicy.world_models.training.coevolve, robopolicy.evaluation.training_seeds; "
+        "print([m for m in ('torch._dynamo', 'sympy', 'diffusers', 'scipy.stats') if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code, tmp_path / "policy"], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

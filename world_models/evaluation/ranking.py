@@ -6,7 +6,7 @@ import math
 import random
 from collections.abc import Sequence
 
-from scipy.stats import rankdata
+import pandas as pd
 
 from robopolicy.core.errors import ConfigError
 from robopolicy.evaluation.statistics import Interval
@@ -16,7 +16,7 @@ FEWEST = 4  # policies of a meaningful order
 
 def spearman(a: Sequence[float], b: Sequence[float]) -> float:
     """Return the rank correlation, with mean ranks for ties; 0 where all values of one side are equal."""
-    x, y = rankdata(a).tolist(), rankdata(b).tolist()
+    x, y = (pd.Series(values).rank().tolist() for values in (a, b))
     middle = (len(x) + 1) / 2
     top = math.fsum((p - middle) * (q - middle) for p, q in zip(x, y, strict=True))
     bottom = math.sqrt(math.fsum((p - middle) ** 2 for p in x) * math.fsum((q - middle) ** 2 for q in y))
