@@ -11,7 +11,7 @@ import pytest
 import torch
 from gymnasium.spaces import Box, Dict, Discrete
 from gymnasium.utils.env_checker import check_env
-from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
 
 import robopolicy.sim.gym_envs
 from robopolicy import sim
@@ -148,6 +148,26 @@ def test_a_loaded_env_goes_on_with_the_episodes_after_those_begun(kind):
     state = {**env.state_dict(), "num_envs": 3}
     with pytest.raises(CheckpointError, match="num_envs=3"):
         other.load_state_dict(state)
+
+
+@pytest.mark.parametrize("mode", [AutoresetMode.NEXT_STEP, AutoresetMode.DISABLED])
+def test_episodes_of_async_envs_without_shared_memory_keep_their_seeds_or_are_refused(mode):
+    class Tells(Counter):  # at the reset as well, as many do
+        def reset(self, *, seed=None, options=None):
+            return super().reset(seed=seed)[0], {"success": False}
+
+    envs = AsyncVectorEnv([lambda: Tells(2)], shared_memory=False, autoreset_mode=mode)
+    try:
+        if mode == AutoresetMode.NEXT_STEP:  # Gymnasium resets an env again that was reset through a mask
+            with pytest.raises(ConfigError, match=r"shared_memory.*DISABLED"):
+                adapt(envs, horizon=9)
+        else:
+            env = adapt(envs, horizon=9)
+            env.reset(torch.tensor([7, 8]))
+            seen = [env.step(torch.zeros(1, 1)).next_obs[STATE][0].tolist() for _ in range(4)]
+            assert seen == [[7, 1], [7, 2], [8, 1], [8, 2]]
+    finally:
+        envs.close()
 
 
 def test_too_few_seeds_are_refused():
