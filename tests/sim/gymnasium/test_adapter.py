@@ -15,7 +15,7 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, Vecto
 
 import robopolicy.sim.gym_envs
 from robopolicy import sim
-from robopolicy.core.errors import CheckpointError, ConfigError
+from robopolicy.core.errors import CheckpointError, ConfigError, SpecError
 from robopolicy.core.rng import episode_seeds, keyed_normal
 from robopolicy.core.types import ENV_STATE, STATE, Stateful, VecEnv
 from robopolicy.sim.gymnasium.adapter import GymVecEnv, adapt
@@ -148,6 +148,32 @@ def test_a_loaded_env_goes_on_with_the_episodes_after_those_begun(kind):
     state = {**env.state_dict(), "num_envs": 3}
     with pytest.raises(CheckpointError, match="num_envs=3"):
         other.load_state_dict(state)
+
+
+class Reuses(Counter):
+    """Writes its counter into one array; its other part is one array that never changes."""
+
+    def __init__(self, length: int = 3, copy: bool = False):
+        super().__init__(length)
+        self.copy, self.own, self.fixed = copy, np.zeros(1, np.float32), np.full(1, 0.1)
+        self.observation_space = Dict({"count": Box(-9, 9, (1,), np.float32), "fixed": Box(-9, 9, (1,), np.float32)})
+
+    def _obs(self):
+        self.own[:] = self.count
+        return {"count": self.own.copy() if self.copy else self.own, "fixed": self.fixed}
+
+
+@pytest.mark.parametrize("mode", [AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP, AutoresetMode.DISABLED])
+@pytest.mark.parametrize("copy", [True, False])
+def test_an_array_that_an_env_writes_into_again_is_never_a_last_observation(mode, copy):
+    env = adapt(SyncVectorEnv([lambda: Reuses(copy=copy)] * 2, autoreset_mode=mode), horizon=9)
+    env.reset()
+    if mode == AutoresetMode.SAME_STEP and not copy:
+        with pytest.raises(SpecError, match=r"'count'.*DISABLED"):
+            [env.step(torch.zeros(2, 1)) for _ in range(3)]
+    else:
+        seen = [env.step(torch.zeros(2, 1)).next_obs[STATE][0, 0].item() for _ in range(6)]
+        assert seen == [1, 2, 3] * 2
 
 
 @pytest.mark.parametrize("mode", [AutoresetMode.NEXT_STEP, AutoresetMode.DISABLED])
