@@ -196,6 +196,21 @@ def test_episodes_of_async_envs_without_shared_memory_keep_their_seeds_or_are_re
         envs.close()
 
 
+def test_where_one_env_tells_no_success_only_what_that_env_tells_is_listed():
+    class Tells(Counter):
+        def __init__(self, key):
+            super().__init__()
+            self.key = key
+
+        def step(self, action):
+            return *super().step(action)[:4], {self.key: False}
+
+    env = adapt(SyncVectorEnv([lambda k=k: Tells(k) for k in ("success", "won")]), horizon=9)
+    env.reset()
+    with pytest.raises(ConfigError, match=r"task\.success.*; found won \(env 1\)"):
+        env.step(torch.zeros(2, 1))
+
+
 def test_too_few_seeds_are_refused():
     with pytest.raises(ConfigError, match=r"M >= 2, found \(1,\)"):
         counters(AutoresetMode.DISABLED).reset(torch.tensor([1]))
