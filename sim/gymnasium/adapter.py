@@ -30,7 +30,7 @@ from robopolicy.envs.episode_queue import EpisodeQueue
 from robopolicy.sim.gymnasium.checked_env import CheckedEnv
 from robopolicy.sim.gymnasium.farm import Farm
 from robopolicy.sim.gymnasium.film import picture
-from robopolicy.sim.gymnasium.info import Success, final_observations
+from robopolicy.sim.gymnasium.info import Success
 from robopolicy.sim.gymnasium.observations import Observations, differ, layout
 from robopolicy.sim.gymnasium.spec import check_vector_env, env_spec, name_of, reset_mode
 
@@ -236,10 +236,7 @@ class GymVecEnv:
 
     def _with_final(self, obs: Obs, info: Any, ended: NDArray[np.bool_]) -> Obs:
         """Return `obs`, with the last observations of the envs in `ended` [N]."""
-        try:
-            last = final_observations(info, self.num_envs, ended)
-        except SpecError as error:
-            raise SpecError(f"{self.spec.id}: {error}") from error
+        last = self._checked.final_observations(info, ended)
         next_obs = {k: v.clone() for k, v in obs.items()}
         for i, one in zip(ended.nonzero()[0], last, strict=True):
             for key, value in self._observed.one(one).items():

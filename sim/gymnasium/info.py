@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import numpy as np
@@ -72,7 +73,7 @@ class Success:
             if inner is not None:
                 raise self._missing(names_of(inner), f"info[{FINAL_INFO!r}]", i)
             lacks = f"info, which has no {FINAL_INFO!r}," if same_step and ended[i] else "info"
-            raise self._missing(names_of(info), lacks, i)
+            raise self._missing(_names_in(info, n, i), lacks, i)
         return found
 
     def _wrong(self, error: SpecError) -> ConfigError:
@@ -109,6 +110,16 @@ def _said(
         values = np.where(final, last.astype(object), values.astype(object))
         present = np.where(final, had, present)
     return flags(values, present & active, f"info[{key!r}]"), present & active
+
+
+def _names_in(info: Any, n: int, i: int) -> list[str]:
+    """Return the entries that the info of env `i` has; other envs of the batch may have more."""
+    found = []
+    for name in names_of(info):
+        with contextlib.suppress(SpecError):  # not one value for each env
+            if column(info, name, n)[1][i]:
+                found.append(name)
+    return found
 
 
 def final_observations(info: Any, n: int, ended: NDArray[np.bool_]) -> list[Any]:

@@ -15,7 +15,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 from gymnasium.spaces import Box
-from gymnasium.vector import AutoresetMode, VectorEnv
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode, VectorEnv
 
 from robopolicy.core.errors import ConfigError, SpecError
 from robopolicy.core.types import IMAGES, TASK, ActionSpec, EnvSpec, Feature
@@ -150,7 +150,7 @@ def reset_mode(env: VectorEnv, given: AutoresetMode | str | None, name: str) -> 
     """Return the mode in which the env resets ended episodes.
 
     Raises:
-        ConfigError: neither its metadata nor `given` say it, or they differ.
+        ConfigError: neither its metadata nor `given` say it, or they differ; or Gymnasium resets ended envs once more.
     """
     said = [_known_mode(m, name) for m in ((env.metadata or {}).get("autoreset_mode"), given) if m is not None]
     if not said or len(set(said)) > 1:
@@ -158,6 +158,14 @@ def reset_mode(env: VectorEnv, given: AutoresetMode | str | None, name: str) -> 
             f"{name}: autoreset_mode: expected one of {', '.join(m.name for m in AutoresetMode)} in the env's "
             f"metadata, found {[m.name for m in said] or 'none'}. Say how it resets ended episodes: "
             "adapt(…, autoreset_mode=…). SAME_STEP: in the step that ends them; NEXT_STEP: in the step after it."
+        )
+    inner = env.unwrapped
+    if said[0] == AutoresetMode.NEXT_STEP and isinstance(inner, AsyncVectorEnv) and not inner.shared_memory:
+        # Its workers (Gymnasium 1.4) forget that a reset was due only where they share memory.
+        raise ConfigError(
+            f"{name}: AsyncVectorEnv(shared_memory=False): expected autoreset mode DISABLED or SAME_STEP, found "
+            "NEXT_STEP, in which it resets an ended env a second time, without its seed. Build it with "
+            "autoreset_mode=AutoresetMode.DISABLED, or with shared_memory=True."
         )
     return said[0]
 

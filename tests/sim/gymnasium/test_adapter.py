@@ -11,11 +11,11 @@ import pytest
 import torch
 from gymnasium.spaces import Box, Dict, Discrete
 from gymnasium.utils.env_checker import check_env
-from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
 
 import robopolicy.sim.gym_envs
 from robopolicy import sim
-from robopolicy.core.errors import CheckpointError, ConfigError
+from robopolicy.core.errors import CheckpointError, ConfigError, SpecError
 from robopolicy.core.rng import episode_seeds, keyed_normal
 from robopolicy.core.types import ENV_STATE, STATE, Stateful, VecEnv
 from robopolicy.sim.gymnasium.adapter import GymVecEnv, adapt
@@ -148,6 +148,67 @@ def test_a_loaded_env_goes_on_with_the_episodes_after_those_begun(kind):
     state = {**env.state_dict(), "num_envs": 3}
     with pytest.raises(CheckpointError, match="num_envs=3"):
         other.load_state_dict(state)
+
+
+class Reuses(Counter):
+    """Writes its counter into one array; its other part is one array that never changes."""
+
+    def __init__(self, length: int = 3, copy: bool = False):
+        super().__init__(length)
+        self.copy, self.own, self.fixed = copy, np.zeros(1, np.float32), np.full(1, 0.1)
+        self.observation_space = Dict({"count": Box(-9, 9, (1,), np.float32), "fixed": Box(-9, 9, (1,), np.float32)})
+
+    def _obs(self):
+        self.own[:] = self.count
+        return {"count": self.own.copy() if self.copy else self.own, "fixed": self.fixed}
+
+
+@pytest.mark.parametrize("mode", [AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP, AutoresetMode.DISABLED])
+@pytest.mark.parametrize("copy", [True, False])
+def test_an_array_that_an_env_writes_into_again_is_never_a_last_observation(mode, copy):
+    env = adapt(SyncVectorEnv([lambda: Reuses(copy=copy)] * 2, autoreset_mode=mode), horizon=9)
+    env.reset()
+    if mode == AutoresetMode.SAME_STEP and not copy:
+        with pytest.raises(SpecError, match=r"'count'.*DISABLED"):
+            [env.step(torch.zeros(2, 1)) for _ in range(3)]
+    else:
+        seen = [env.step(torch.zeros(2, 1)).next_obs[STATE][0, 0].item() for _ in range(6)]
+        assert seen == [1, 2, 3] * 2
+
+
+@pytest.mark.parametrize("mode", [AutoresetMode.NEXT_STEP, AutoresetMode.DISABLED])
+def test_episodes_of_async_envs_without_shared_memory_keep_their_seeds_or_are_refused(mode):
+    class Tells(Counter):  # at the reset as well, as many do
+        def reset(self, *, seed=None, options=None):
+            return super().reset(seed=seed)[0], {"success": False}
+
+    envs = AsyncVectorEnv([lambda: Tells(2)], shared_memory=False, autoreset_mode=mode)
+    try:
+        if mode == AutoresetMode.NEXT_STEP:  # Gymnasium resets an env again that was reset through a mask
+            with pytest.raises(ConfigError, match=r"shared_memory.*DISABLED"):
+                adapt(envs, horizon=9)
+        else:
+            env = adapt(envs, horizon=9)
+            env.reset(torch.tensor([7, 8]))
+            seen = [env.step(torch.zeros(1, 1)).next_obs[STATE][0].tolist() for _ in range(4)]
+            assert seen == [[7, 1], [7, 2], [8, 1], [8, 2]]
+    finally:
+        envs.close()
+
+
+def test_where_one_env_tells_no_success_only_what_that_env_tells_is_listed():
+    class Tells(Counter):
+        def __init__(self, key):
+            super().__init__()
+            self.key = key
+
+        def step(self, action):
+            return *super().step(action)[:4], {self.key: False}
+
+    env = adapt(SyncVectorEnv([lambda k=k: Tells(k) for k in ("success", "won")]), horizon=9)
+    env.reset()
+    with pytest.raises(ConfigError, match=r"task\.success.*; found won \(env 1\)"):
+        env.step(torch.zeros(2, 1))
 
 
 def test_too_few_seeds_are_refused():
