@@ -13,6 +13,7 @@ Episodes begin one scene after the other, some milliseconds each, so many envs t
 
 from __future__ import annotations
 
+import dataclasses
 import numbers
 from typing import Any
 
@@ -143,4 +144,6 @@ def make(
     batch.metadata |= {"action": action(inner, robot, control), "names": names(inner.get_obs(unflattened=True))}
     facts = {} if usual else {"robot": robot, "control": control}
     envs = identified(batch, f"maniskill_gpu/{name}", horizon=steps, name=name, **facts)
-    return maniskill.vec_env(name, envs, usual=usual, seed=seed, horizon=steps)
+    env = maniskill.vec_env(name, envs, usual=usual, seed=seed, horizon=steps)
+    env.spec = dataclasses.replace(env.spec, deterministic=False)
+    return env

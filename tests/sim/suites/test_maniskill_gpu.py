@@ -115,6 +115,7 @@ def test_made_as_on_a_gpu_it_is_a_suite_of_its_own(name, monkeypatch):
     )
     envs = [maniskill_gpu.make(name, 1), maniskill_gpu.make(name, 1, horizon=4), maniskill.make(name, 1)]
     assert [e.spec.id.split("/")[0] for e in envs] == ["maniskill_gpu"] * 2 + ["maniskill"]
+    assert [e.spec.deterministic for e in envs] == [False, False, True]
     assert len({e.spec.digest for e in envs}) == 3 and [e.spec.horizon for e in envs] == [50, 4, 50]
     seeds = torch.tensor([3])
     assert torch.equal(envs[0].reset(seeds)[STATE], envs[2].reset(seeds)[STATE])
