@@ -36,6 +36,7 @@ class SimEnv(Simulation):
     def reset(self, seeds: Tensor | None = None) -> Obs:
         self._queue.start(seeds, num_envs=self.num_envs)
         self._requested = None
+        self._last_frames: dict[int, tuple[Array, Array]] = {}  # physics and the task's own, of episodes that ended
         self._reset_rows(np.arange(self.num_envs))
         self._last = self._observe(None)
         check_state(self._last[STATE], self.layout.names, self.spec.id)
@@ -75,6 +76,7 @@ class SimEnv(Simulation):
         obs, ended = next_obs, terminated | truncated
         if ended.any():
             rows = ended.nonzero()[0]
+            self._last_frames = {int(i): (self.physics.state[i].copy(), self._extra[i].copy()) for i in rows}
             self._reset_rows(rows)
             fresh, index = self._observe(rows), torch.from_numpy(rows)
             check_state(fresh[STATE], self.layout.names, self.spec.id)
@@ -162,10 +164,16 @@ class SimEnv(Simulation):
         self._weigh(np.arange(self.num_envs))
         self._last = self._observe(None)
 
-    def render(self, index: int, *, camera: str | None = None, width: int = 320, height: int = 240) -> Tensor:
-        """Return uint8 [3 h w] picture of env `index` as it stands now."""
-        picture = self._camera.picture(self.physics.state[index], self._extra[index], camera or "front", height, width)
-        return torch.from_numpy(picture)
+    def render(
+        self, index: int, *, camera: str | None = None, width: int = 320, height: int = 240, final: bool = False
+    ) -> Tensor:
+        """Return uint8 [3 h w] picture of env `index` as it stands now.
+
+        Args:
+            final: of the last frame of its episode instead, which has ended in the newest step that ended any.
+        """
+        state, extra = self._last_frames[index] if final else (self.physics.state[index], self._extra[index])
+        return torch.from_numpy(self._camera.picture(state, extra, camera or "front", height, width))
 
     def depth(self, index: int, camera: str) -> DepthImage:
         """Return the depth image of env `index` as it stands now, in the size of its point clouds."""

@@ -157,7 +157,9 @@ class GymEnv(gymnasium.Env):
         )
 
     def render(self) -> np.ndarray | None:
-        return self.env.render(0).permute(1, 2, 0).numpy() if self.render_mode == "rgb_array" else None
+        if self.render_mode != "rgb_array":
+            return None
+        return self.env.render(0, final=self._fresh).permute(1, 2, 0).numpy()
 
     def close(self) -> None:
         self.env.close()

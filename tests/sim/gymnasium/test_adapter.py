@@ -340,6 +340,21 @@ def test_gymnasiums_own_checker_passes(task):
     env.close()
 
 
+@pytest.mark.filterwarnings("ignore")
+def test_the_last_picture_of_an_episode_is_its_own():
+    """The native env has begun the next episode by then."""
+    env, ended, pictures = gymnasium.make(robopolicy.sim.gym_envs.gym_id("reach"), render_mode="rgb_array"), False, []
+    env.reset(seed=5)
+    while not ended:
+        *_, terminated, truncated, _ = env.step(np.zeros(env.action_space.shape, np.float32))
+        ended = terminated or truncated
+        pictures.append(env.render().astype(int))
+    env.reset()
+    following = env.render().astype(int)
+    assert np.abs(pictures[-1] - pictures[-2]).mean() < 0.1 * np.abs(pictures[-1] - following).mean()
+    env.close()
+
+
 def test_vector_seeds_of_every_kind_are_taken_and_others_refused():
     env = robopolicy.sim.gym_envs.GymVectorEnv(2, task="reach")
     first = [env.reset(seed=s)[0] for s in ([3, 4], (3, 4), np.array([3, 4]), [np.int64(3), 4])]
