@@ -12,7 +12,7 @@ from robopolicy.datasets.foreign import PARTS
 from robopolicy.datasets.inspect import data_check
 from robopolicy.datasets.source import INFO_FILE
 from robopolicy.policies.find import find_policy, is_ours
-from robopolicy.policies.lerobot.export import export
+from robopolicy.policies.lerobot.export import write_policy
 from robopolicy.policies.lerobot.find import WANTED
 
 VERSION = "v3.0"  # LeRobot's format; its reader looks for a revision of this name
@@ -58,7 +58,8 @@ def push(*, source: Path, repo: str, private: bool = True, message: str = "robop
     if not is_ours(folder):
         return _upload(folder, repo, "model", private, message)
     with tempfile.TemporaryDirectory() as made:
-        out = export(checkpoint=source, out=Path(made) / "policy")
+        out = Path(made) / "policy"
+        write_policy(source, out)
         if not (out / "README.md").exists():
             (out / "README.md").write_text(_CARD.format(repo=repo, name=repo.partition("/")[2]), encoding="utf-8")
         return _upload(out, repo, "model", private, message)

@@ -23,6 +23,14 @@ from robopolicy.datasets.lerobot_writer import DatasetWriter
 from robopolicy.datasets.metadata import RecordingMeta, num_episodes, recorded
 
 
+class TooFewEpisodes(DataError):
+    """The expert succeeded too rarely. `successes` of `attempted` episodes."""
+
+    def __init__(self, message: str, *, successes: int, attempted: int) -> None:
+        super().__init__(message)
+        self.successes, self.attempted = successes, attempted
+
+
 class Demonstrator(Protocol):
     """Expert that demonstrates the task, e.g. `sim.make_expert(env)`. `reset` clears the state of an env."""
 
@@ -113,7 +121,10 @@ def record_demos(
             if count["episodes"] == episodes:
                 break
         else:
-            raise DataError(_too_few(env.spec.id, count, episodes, Path(out)))
+            raise TooFewEpisodes(
+                _too_few(env.spec.id, count, episodes, Path(out)),
+                successes=count["successes"], attempted=count["attempted"],
+            )  # fmt: skip
     return RecordedDemos(Path(out), **{k: count[k] for k in _COUNTS}, seconds=time.monotonic() - began)
 
 

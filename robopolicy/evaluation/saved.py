@@ -54,6 +54,7 @@ def evaluated_rows(
     except OSError as error:
         raise ConfigError(f"out={ref.out}: cannot be written to ({error}). Give another folder: out=<folder>") from None
     with Tracker().progress(episodes, f"evaluating {called or ref.name}") as bar:
+        bar.update(0)  # the rate counts from here, also where all first episodes end at once
         rows = rollout.evaluate(
             policy, env, seeds, deterministic=deterministic, policy_id=ref.ident,
             progress=lambda done, total, rate: bar.update(done, success=rate),

@@ -62,7 +62,7 @@ class RichBar:
 class _Rate(ProgressColumn):
     def render(self, task: Task) -> Text:
         done, seconds = task.completed - task.fields["first"], task.elapsed or 0.0
-        return Text(f"{done / seconds:,.0f}/s" if seconds and done else "–/s")
+        return Text(_per_second(done / seconds if seconds else 0.0))
 
 
 class PlainLines:
@@ -91,8 +91,15 @@ class PlainLines:
         (step, numbers), self.state, self.printed = self.state, None, now
         rate = (step - self.first) / max(1e-9, now - self.began)
         left = f", {(self.total - step) / rate:.0f} s left" if rate > 0 and step < self.total else ""
-        line = f"{self.description}: {step:,}/{self.total:,}, {rate:,.0f}/s, {now - self.began:.0f} s{left}  "
+        line = f"{self.description}: {step:,}/{self.total:,}, {_per_second(rate)}, {now - self.began:.0f} s{left}  "
         print((line + _text(numbers)).rstrip(), file=self.console.file or sys.stderr, flush=True)
+
+
+def _per_second(rate: float) -> str:
+    """Format a rate: two digits of a slow one, so that 0.3/s is not shown as 0/s."""
+    if rate <= 0:
+        return "–/s"
+    return f"{rate:.2g}/s" if rate < 10 else f"{rate:,.0f}/s"
 
 
 def _text(numbers: dict[str, float]) -> str:

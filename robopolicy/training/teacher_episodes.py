@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from robopolicy.core.errors import ConfigError
+from robopolicy.core.errors import ConfigError, DataError
 from robopolicy.core.types import VecEnv
-from robopolicy.datasets.demonstrations import record_demos
+from robopolicy.datasets.demonstrations import TooFewEpisodes, record_demos
 from robopolicy.datasets.metadata import RecordingMeta, recorded
 from robopolicy.evaluation.policy_expert import PolicyExpert
 from robopolicy.policies.base import Policy
@@ -48,11 +48,18 @@ def with_teacher_episodes(config: TrainConfig, teacher: Policy | None, env: VecE
     def record() -> None:
         if not _is_there(config, env, facts):
             expert = PolicyExpert(env, path, sampling=config.teacher_sampling)
-            record_demos(
-                env=env, expert=expert, episodes=episodes, out=out, cameras=config.cameras,
-                only_success=not teacher.follows_noise, run_seed=config.seed, provenance=facts, overwrite=True,
-                tracker=Tracker(),
-            )  # fmt: skip
+            try:
+                record_demos(
+                    env=env, expert=expert, episodes=episodes, out=out, cameras=config.cameras,
+                    only_success=not teacher.follows_noise, run_seed=config.seed, provenance=facts, overwrite=True,
+                    tracker=Tracker(),
+                )  # fmt: skip
+            except TooFewEpisodes as error:
+                raise DataError(
+                    f"teacher={path}: succeeded in {error.successes} of {error.attempted} episodes of {env.spec.id}, "
+                    f"{episodes} that succeed are to be learned from. Give fewer, teacher_episodes=<number>, or a "
+                    "teacher that succeeds more often."
+                ) from None
 
     ranks.in_first(record)
     return replace(config, dataset=out)

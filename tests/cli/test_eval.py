@@ -51,6 +51,15 @@ def files(run: Path) -> dict[str, bytes]:
     return {p.name: p.read_bytes() for p in run.glob("*.*") if p.suffix in (".csv", ".json")}
 
 
+def test_the_rate_counts_the_episodes_that_end_first(
+    runs: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    eval.evaluate(checkpoint=runs[0], episodes=1, videos=0)
+    line = capsys.readouterr().err.splitlines()[-1]
+    assert line.startswith("evaluating bc: 1/1, ")
+    assert not re.search(r"(\b0|–)/s", line), line
+
+
 def test_every_kind_of_evaluation_has_a_file_of_its_own(runs: tuple[Path, Path]) -> None:
     run = runs[1]
     usual: dict[str, Any] = {"checkpoint": run, "episodes": 3, "videos": 0}

@@ -26,9 +26,12 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
         yield kept
 
 
-def test_a_policy_comes_back_from_the_hub_as_it_was(hub: Hub, tmp_path: Path) -> None:
+def test_a_policy_comes_back_from_the_hub_as_it_was(
+    hub: Hub, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     Checkpointer(tmp_path / "run").save(1, policy=gaussian(0), state={})
     push(source=tmp_path / "run", repo="me/pick")
+    assert "exported" not in capsys.readouterr().out, "no path of a folder that is gone by then"
     kept = hub.files["models/me/pick"]
     assert hub.private == {"models/me/pick": True} and not hub.tags
     assert json.loads(kept["config.json"])["type"] == "robopolicy" and b"hub:me/pick" in kept["README.md"]

@@ -55,8 +55,18 @@ def test_plain_lines_are_few_and_show_rate_eta_and_numbers(monkeypatch: pytest.M
             bar.update(step, loss=0.25)
     lines = out.getvalue().splitlines()
     assert len(lines) == 3  # two in 11 s, and the end
-    assert lines[0].startswith("BC: 4/100, 1/s, 5 s, 120 s left")
+    assert lines[0].startswith("BC: 4/100, 0.8/s, 5 s, 120 s left")
     assert all("loss 0.25" in line for line in lines)
+
+
+def test_slow_rates_are_not_shown_as_zero(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter(range(0, 1000, 10))
+    monkeypatch.setattr(logger.time, "monotonic", lambda: float(next(clock)))
+    out = io.StringIO()
+    with Tracker(console=Console(file=out, force_terminal=False)).progress(5_000, "BC") as bar:
+        for step in (0, 4, 5_000):
+            bar.update(step)
+    assert [line.split(", ")[1] for line in out.getvalue().splitlines()] == ["–/s", "0.2/s", "167/s"]
 
 
 def test_bar_in_a_terminal_counts_its_rate_from_where_the_run_resumed() -> None:

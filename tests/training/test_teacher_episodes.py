@@ -71,6 +71,17 @@ def test_episodes_of_another_teacher_are_recorded_again(teachers: Path, tmp_path
     assert (tmp_path / "b" / FOLDER / "meta" / "info.json").stat().st_mtime_ns != stamp
 
 
+def test_a_teacher_that_succeeds_too_rarely_says_what_can_be_changed(
+    teachers: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    usual = teacher_episodes.record_demos
+    monkeypatch.setattr(teacher_episodes, "record_demos", lambda **given: usual(**given, max_attempts=3))
+    assert distill(teachers / "residual", tmp_path / "run") == 1
+    error = capsys.readouterr().err
+    assert f"teacher={teachers / 'residual'}: succeeded in " in error and "teacher_episodes=<number>" in error
+    assert "max_attempts" not in error and "only_success" not in error, "train has no such keys"
+
+
 def test_a_dataset_of_others_does_not_teach_a_refined_policy(
     teachers: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -145,7 +145,7 @@ class SuccessClassifier(nn.Module):
             said = ", ".join(f"{needed[part]} for {part} (found {n})" for part, n in short.items())
             raise DataError(
                 f"too few successful episodes to learn what success is: needed {said}. Record more episodes that "
-                "succeed, change loop.holdout, or lower success.min_positives and read the report with care."
+                "succeed, change loop.holdout, or lower loop.success.min_positives and read the report with care."
             )
 
 

@@ -47,18 +47,30 @@ def export(
             exists.
     """
     set_threads(threads)
+    env = write_policy(checkpoint, out, which=which, format=format)
+    print(f"exported: {out}\n  lerobot-eval --policy.path={shlex.quote(str(out))} {env}")
+    return out
+
+
+def write_policy(
+    checkpoint: Path, out: Path, *, which: Literal["latest", "best"] = "latest",
+    format: Literal["native", "robopolicy"] | None = None,
+) -> str:  # fmt: skip
+    """Write what `export` does, and return the env's options of lerobot-eval.
+
+    Raises:
+        CheckpointError: see `export`.
+    """
     folder = find_policy(checkpoint, which=which)
     if not is_ours(folder):
         raise CheckpointError(f"{checkpoint}: is a policy of LeRobot already; its commands run it as it is")
     if out.exists():
         raise CheckpointError(f"{out}: exists already. Give a new directory.")
     policy = load_policy(folder)  # whole, and of this version
-    given = f"--policy.path={shlex.quote(str(out))}"
     if format != "robopolicy" and isinstance(policy, LeRobotFlow):
         with new_directory(out) as made:
             write_native(policy, made)
-        print(f"exported: {out}\n  lerobot-eval {given} --env.type=…")
-        return out
+        return "--env.type=…"
     if format == "native":
         raise CheckpointError(
             f"{checkpoint}: format=native: LeRobot has no type for a {type(policy).__name__}; expected a policy of its "
@@ -67,9 +79,7 @@ def export(
     with new_directory(out) as made:
         shutil.copytree(folder, made / "policy")
         _write_plugin(policy, made)
-    print(f"exported: {out}\n  lerobot-eval {given} --env.type=robopolicy --env.task=<task> "
-          "--env.discover_packages_path=robopolicy.lerobot_plugin")  # fmt: skip
-    return out
+    return "--env.type=robopolicy --env.task=<task> --env.discover_packages_path=robopolicy.lerobot_plugin"
 
 
 def _write_plugin(policy: Policy, folder: Path) -> None:

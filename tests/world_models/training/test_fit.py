@@ -270,7 +270,7 @@ def test_new_data_widens_what_is_believed_and_leaves_the_units() -> None:
 
 
 def test_too_little_to_learn_from(data: Path, tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"too few successful episodes.*needed 5000 for train \(found \d+\)"):
+    with pytest.raises(DataError, match=r"too few.*needed 5000 for train \(found \d+\).* lower loop\.success\.min_"):
         run(tmp_path / "a", data, success={**SUCCESS, "min_positives": 5000})
     with pytest.raises(DataError, match=r"\(40 steps\), the longest episode has 12.*world_model\.unroll so that"):
         run(tmp_path / "b", data, world_model={**MODEL, "unroll": 40})
