@@ -76,8 +76,7 @@ class SimEnv(Simulation):
         obs, ended = next_obs, terminated | truncated
         if ended.any():
             rows = ended.nonzero()[0]
-            self._last_frames = {int(i): (self.physics.state[i].copy(), self._extra[i].copy()) for i in rows}
-            self._reset_rows(rows)
+            self._begin_next(rows)
             fresh, index = self._observe(rows), torch.from_numpy(rows)
             check_state(fresh[STATE], self.layout.names, self.spec.id)
             obs = {k: v.clone() for k, v in next_obs.items()}
@@ -98,6 +97,11 @@ class SimEnv(Simulation):
             valid=torch.from_numpy(~bad),
             info=info,
         )
+
+    def _begin_next(self, rows: NDArray[np.int64]) -> None:
+        """Start the next episodes in `rows` [M]; `render` still shows the last frames of the ended ones."""
+        self._last_frames = {int(i): (self.physics.state[i].copy(), self._extra[i].copy()) for i in rows}
+        self._reset_rows(rows)
 
     def request_images(self, rows: Tensor) -> None:
         """Render images of `rows` [N] alone at the next step, see Selective."""
