@@ -121,10 +121,7 @@ def record_demos(
             if count["episodes"] == episodes:
                 break
         else:
-            raise TooFewEpisodes(
-                _too_few(env.spec.id, count, episodes, Path(out)),
-                successes=count["successes"], attempted=count["attempted"],
-            )  # fmt: skip
+            raise _too_few(env.spec.id, count, episodes, Path(out))
     return RecordedDemos(Path(out), **{k: count[k] for k in _COUNTS}, seconds=time.monotonic() - began)
 
 
@@ -149,15 +146,16 @@ def _facts(spec: EnvSpec, expert: Demonstrator, run_seed: int, only_success: boo
     return facts | {key: getattr(expert, key) for key in own if hasattr(expert, key)}
 
 
-def _too_few(env_id: str, count: Counter[str], episodes: int, out: Path) -> str:
+def _too_few(env_id: str, count: Counter[str], episodes: int, out: Path) -> TooFewEpisodes:
     kept, whole = count["episodes"], recorded(out) == "whole"  # a dataset that was to be replaced
     where = f"beside {out}, which is as it was" if whole else f"in {out}"
     found = f"The {kept} found are {where}; training takes them with incomplete=true."
-    return (
+    text = (
         f"the expert succeeded in {count['successes']} of {count['attempted']} episodes of {env_id} "
         f"({count['dropped']} physics faults), {episodes} were asked for. Raise max_attempts, lower its expert_noise, "
         f"or keep failures too with only_success=false. {found if kept else 'None was kept, so nothing was written.'}"
     )
+    return TooFewEpisodes(text, successes=count["successes"], attempted=count["attempted"])
 
 
 def begun_episodes(out: Path, facts: dict[str, Any], episodes: int | None, *, overwrite: bool) -> int:
