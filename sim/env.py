@@ -174,7 +174,7 @@ class SimEnv(Simulation):
         """Return uint8 [3 h w] picture of env `index` as it stands now.
 
         Args:
-            final: of the last frame of its episode instead, which has ended in the newest step that ended any.
+            final: of the last frame of its episode instead, which must have ended in the newest step that ended any.
         """
         state, extra = self._last_frames[index] if final else (self.physics.state[index], self._extra[index])
         return torch.from_numpy(self._camera.picture(state, extra, camera or "front", height, width))
